@@ -4,7 +4,6 @@ keeps.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from core.cli import size_text
 from core_parallel.explained.texts import Row, count_text, listed
+from core_parallel.modules.plans import as_pattern
 from core_parallel.tensor.vocabulary import ColwiseLogits
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def rows(model: PlacedModel) -> Iterator[Row]:
     """The rows."""
     yield from _stages(model)
     yield from _cut_layers(model)
-    for name, experts in {_pattern(one.name): one for one in model.experts}.items():
+    for name, experts in {as_pattern(one.name): one for one in model.experts}.items():
         yield (
             "experts",
             f"{experts.count // model.sizes.expert} of {experts.count} a rank",
@@ -52,7 +52,7 @@ def rows(model: PlacedModel) -> Iterator[Row]:
 def _cut_layers(model: PlacedModel) -> Iterator[Row]:
     by_style: dict[str, Counter[str]] = defaultdict(Counter)
     for name, one in model.styles.items():
-        by_style[_STYLES.get(type(one), type(one).__name__)][_pattern(name)] += 1
+        by_style[_STYLES.get(type(one), type(one).__name__)][as_pattern(name)] += 1
     for style, patterns in by_style.items():
         names = listed(
             (
@@ -91,7 +91,3 @@ def _stages(model: PlacedModel) -> Iterator[Row]:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
-
-
-def _pattern(name: str) -> str:
-    return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)", "*", name)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from core import ConfigurationError, ModuleError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import nn
 
@@ -25,7 +25,7 @@ def find(
     of_config: str,
     option: str,
     *,
-    example: str,
+    example: str | Callable[[nn.Module], str],
 ) -> dict[str, Any]:
     """The plan for modules and parameters, by their names in the user's module.
 
@@ -37,7 +37,7 @@ def find(
         of_config: name of the plan of a config, such as transformers' `base_model_tp_plan`; the
             config is an attribute `config` of a module.
         option: of the strategy, for messages.
-        example: of a plan, for messages.
+        example: of a plan, for messages, or what makes one of the module; "" if none could be.
 
     Raises:
         ModuleError: there is no plan.
@@ -53,12 +53,18 @@ def find(
         return planned
     planned = _of_configs(module, of_config)
     if not planned:
+        cure = _cure(option, attribute, example if isinstance(example, str) else example(module))
         raise ModuleError(
             f"{type(module).__name__} has no plan: neither the strategy's argument {option}=, nor "
-            f"an attribute {attribute}, nor a config with {of_config}. Add one, such as "
-            f"{attribute} = {example}."
+            f"an attribute {attribute}, nor a config with {of_config}. {cure}"
         )
     return planned
+
+
+def _cure(option: str, attribute: str, example: str) -> str:
+    if not example:
+        return "It has no layers that could be in one: leave the axis out."
+    return f"Add one, such as {option}={example}, or the same as {attribute}."
 
 
 def _declared(module: nn.Module, attribute: str) -> Iterator[tuple[str, Plan]]:
@@ -131,6 +137,11 @@ def _fits(module: nn.Module, plan: Plan) -> Iterator[tuple[str, Any]]:
         for expression, word in expressions:
             if name and expression.fullmatch(name):
                 yield name, word
+
+
+def as_pattern(name: str) -> str:
+    """The pattern that fits a name, and likewise numbered ones."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)", "*", name)
 
 
 def as_expression(pattern: str) -> re.Pattern[str]:

@@ -6,6 +6,7 @@ Parallelism", 2019.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import defaultdict
 from contextlib import contextmanager
@@ -118,7 +119,6 @@ _BESIDE = (
     "has a part of it. Call the layer, or use weight.full_tensor(). A tensor_plan that doesn't "
     "name the layer leaves it whole."
 )
-_EXAMPLE = '{"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}'
 
 
 def plan(
@@ -150,7 +150,7 @@ def plan(
     if any(isinstance(one, DTensor) for one in module.parameters()):
         return {}
     planned = plans.find(
-        module, given, _ATTRIBUTE, "base_model_tp_plan", "tensor_plan", example=_EXAMPLE
+        module, given, _ATTRIBUTE, "base_model_tp_plan", "tensor_plan", example=_example
     )
     if not keeps_logits and given is None and not plans.is_declared(module, _ATTRIBUTE):
         planned = {**_heads(module, size, joins_first=joins_first), **planned}
@@ -206,6 +206,27 @@ def cut(module: nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh
             if _is_whole_outside(style):
                 for key in hooks:  # the user's see what the layer gives
                     part._forward_hooks.move_to_end(key)
+
+
+def _example(module: nn.Module) -> str:
+    """A plan for the networks in a module of which layers widen the values that the next one takes
+    back.
+    """
+    found: dict[str, str] = {}
+    wide: dict[str, nn.Linear] = {}
+    for name, part in module.named_modules():
+        if not isinstance(part, nn.Linear):
+            continue
+        before = next(iter(wide.values()), part)
+        own, others = ((one.in_features, one.out_features) for one in (part, before))
+        if wide and own == others[::-1]:
+            found |= dict.fromkeys(map(plans.as_pattern, wide), "colwise")
+            found[plans.as_pattern(name)] = "rowwise"
+        if own != others:
+            wide = {}
+        if part.out_features > part.in_features:
+            wide[name] = part
+    return json.dumps(found) if found else ""
 
 
 def _is_whole_outside(style: ParallelStyle) -> bool:

@@ -114,7 +114,10 @@ def _train(architecture: str, layout: dict[str, Any] | None, path: Path) -> None
     if layout is not None and "ddp" in layout:
         options["strategy"] = DDPStrategy(start_method="fork")
     elif layout is not None:
-        options["strategy"] = MeshParallelStrategy(start_method="fork", **{"data": 1, **layout})
+        given = {"data": 1, **layout}
+        if "tensor" in layout:
+            given["tensor_plan"] = published_models.PLANS.get(architecture)
+        options["strategy"] = MeshParallelStrategy(start_method="fork", **given)
     trainer = Trainer(**QUIET, **options)
     trainer.fit(learner, DataLoader(data, BATCH // trainer.strategy.data_parallel_size))
 

@@ -114,7 +114,10 @@ def _train(architecture: str, layout: dict[str, Any] | None, path: Path) -> None
     if layout is not None and "ddp" in layout:
         options["strategy"] = DDPStrategy(start_method="fork")
     elif layout is not None:
-        options["strategy"] = MeshParallelStrategy(start_method="fork", **{"data": 1, **layout})
+        given = {"data": 1, **layout}
+        if "tensor" in layout:
+            given["tensor_plan"] = published_models.PLANS.get(architecture)
+        options["strategy"] = MeshParallelStrategy(start_method="fork", **given)
     trainer = Trainer(**QUIET, **options)
     trainer.fit(learner, DataLoader(data, BATCH // trainer.strategy.data_parallel_size))
 
@@ -228,7 +231,8 @@ HEAD = """\
 
 Each cell trained {steps} batches on CPUs, in float64, beside one device. A number is the largest difference of a loss
 or a weight, at most 1e-12; a word is why core refuses it, before a step. Batch norms have the statistics of a rank's
-share, and are compared with `ddp`. The models are small; their steps are those that users write
+share, and are compared with `ddp`. Under `tensor`, some models without a plan have the one that the refusal proposes. The models are
+small; their steps are those that users write
 ([models](../../benchmarks/published_models.py),
 [program](../../benchmarks/architectures.py), run by hand on {date} with torch {torch}).
 

@@ -371,6 +371,37 @@ _LATENT = {
     "qk_nope_head_dim": 4,
     "v_head_dim": 8,
 }
+
+
+def _networks(*layers: str, up: str = "fc1", down: str = "fc2") -> dict[str, str]:
+    return {
+        f"model.{name}.{layer}": word
+        for name in layers
+        for layer, word in ((up, "colwise"), (down, "rowwise"))
+    }
+
+
+PLANS: dict[str, dict[str, str]] = {
+    "OPT": _networks("model.decoder.layers.*"),
+    "BERT": _networks("bert.encoder.layer.*", up="intermediate.dense", down="output.dense"),
+    "T5": _networks(
+        "encoder.block.*.layer.*.DenseReluDense",
+        "decoder.block.*.layer.*.DenseReluDense",
+        up="wi",
+        down="wo",
+    ),
+    "Whisper": _networks("model.encoder.layers.*", "model.decoder.layers.*"),
+    "ViT": _networks("vit.layers.*.mlp"),
+    "CLIP": _networks("text_model.encoder.layers.*.mlp", "vision_model.encoder.layers.*.mlp"),
+    "nn.Transformer": _networks(
+        "transformer.encoder.layers.*",
+        "transformer.decoder.layers.*",
+        up="linear1",
+        down="linear2",
+    ),
+}
+"""`tensor_plan=` for models whose config has none, as the refusal proposes it."""
+
 MODELS: dict[str, Callable[[], Learner]] = {
     "Llama": _causal("Llama"),
     "Llama, tied": _causal("Llama", tie_word_embeddings=True),

@@ -93,7 +93,15 @@ class CutModules(MeshAxes):
             return {}
         names = {one.name for one in found}
         keeps_logits = "tensor" in self._local_loss
-        return layers.plan(module, self._tensor_plan, size, names, keeps_logits=keeps_logits)
+        joins_first = self.sizes.pipeline > 1
+        return layers.plan(
+            module,
+            self._tensor_plan,
+            size,
+            names,
+            keeps_logits=keeps_logits,
+            joins_first=joins_first,
+        )
 
     def _cut_planned(self, module: nn.Module, styles: Mapping[str, ParallelStyle]) -> None:
         """All ranks, with the same values. Cut layers in place; what is computed between them is

@@ -130,7 +130,7 @@ class MeshStrategy(CutModules):
             return method
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with self._followed(own, (args, kwargs)):
+            with layers.explained(), self._followed(own, (args, kwargs)):
                 if contexts and name == "forward":
                     return contexts[0](method, args, kwargs)
                 self._began = newest_turn(contexts)

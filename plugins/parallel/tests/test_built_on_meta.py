@@ -175,8 +175,15 @@ class OnMeta(Module):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
-@pytest.mark.parametrize("axis", ["shard", "tensor", "pipeline", "data"])
-def test_a_model_gives_its_own_first_values(axis, tmp_path):
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        *({axis: 2} for axis in ("shard", "tensor", "pipeline", "data")),
+        {"context": 2, "context_dim": 0},
+    ],
+    ids=str,
+)
+def test_a_model_gives_its_own_first_values(mesh, tmp_path):
     def go_on(rank, path):
         """The weights after an epoch, and after another one from its checkpoint, by a module of its
         own.
@@ -192,7 +199,7 @@ def test_a_model_gives_its_own_first_values(axis, tmp_path):
 
     ((begun, ended), *_), ((one_begun, one_ended),) = (
         backend.run(go_on, tmp_path / str(number))
-        for number, backend in enumerate((on(**{axis: 2}), ALONE))
+        for number, backend in enumerate((on(**mesh), ALONE))
     )
     assert_equal_tensors(begun, one_begun, 1e-12)
     assert_equal_tensors(ended, one_ended, 1e-12)

@@ -3,13 +3,26 @@ ended is let go.
 """
 
 import gc
+import json
 import re
 import weakref
 from functools import partial
 
 import pytest
 import torch
-from language import WIDTH, Adapted, Net, OddExperts, Step, loader, on, refusal
+from language import (
+    WIDTH,
+    WINDOWS,
+    Adapted,
+    Net,
+    OddExperts,
+    OfTransformers,
+    Step,
+    assert_equals_one_device,
+    loader,
+    on,
+    refusal,
+)
 from torch import nn
 from torch.nn import functional
 
@@ -18,6 +31,12 @@ from core import CoreError
 
 class _OfPlan(Net):
     tensor_parallel_plan = None
+
+
+class _WithoutPairs(_OfPlan):
+    def __init__(self):
+        super().__init__()
+        self.blocks = self.blocks[:0]
 
 
 class _Unknown(Net):
@@ -82,7 +101,13 @@ class _Scaling(Adapted):
     [
         (
             _OfPlan,
-            "_OfPlan has no plan: neither the strategy's argument tensor_plan=, nor an attribute",
+            r"_OfPlan has no plan: neither the strategy's argument tensor_plan=, nor an attribute .* "
+            r"Add one, such as tensor_plan=\{\"blocks\.\*\.up\": \"colwise\", "
+            r"\"blocks\.\*\.down\": \"rowwise\"\}, or",
+        ),
+        (
+            _WithoutPairs,
+            r"_WithoutPairs has no plan: .* It has no layers that could be in one: leave the axis",
         ),
         (
             _Unknown,
@@ -219,3 +244,17 @@ def test_a_run_that_has_ended_is_let_go():
         return strategy() is not None
 
     assert on(tensor=2).run(lives_on) == [False, False]
+
+
+@pytest.mark.slow
+def test_a_plan_that_an_error_proposes_is_right():
+    """Of a model of transformers whose config has none."""
+    dropouts = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    make = partial(OfTransformers, "Bert", **dropouts)
+    text = on(in_process=True, tensor=2).run(refusal, make)[0]
+    plan = json.loads(re.search(r"tensor_plan=(\{.*?\})", text)[1])
+    assert plan == {
+        "net.bert.encoder.layer.*.intermediate.dense": "colwise",
+        "net.bert.encoder.layer.*.output.dense": "rowwise",
+    }
+    assert_equals_one_device({"tensor": 2, "tensor_plan": plan}, make, **WINDOWS)

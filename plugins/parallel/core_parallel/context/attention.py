@@ -22,6 +22,7 @@ from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, put
 from core_parallel.following.mode import is_followed, set_aside
 from core_parallel.following.rules import of_attention
 from core_parallel.modules import losses
+from core_parallel.modules.parted_tensor import local_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -140,7 +141,7 @@ class Caught(TorchFunctionMode):
             found = losses_of_positions.of_all(loss, given, self._group)
         finally:
             self._is_losing = False
-        if is_followed(AXIS) and mark_of(given["input"], AXIS) is None:
+        if is_followed(AXIS) and mark_of(local_of(given["input"]), AXIS) is None:
             put([found], AXIS, Mixed(f"{loss.__name__} of what all ranks have whole"))
         return found
 

@@ -29,7 +29,7 @@ from core_parallel.microbatches.recorded_logs import RecordedLogs
 from core_parallel.modules import forwards, graphs, own_state
 from core_parallel.modules.compiled_parts import uncompiled
 from core_parallel.modules.followed_calls import FollowedCalls
-from core_parallel.modules.parted_tensor import PartedTensor
+from core_parallel.modules.parted_tensor import PartedTensor, local_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -240,7 +240,9 @@ class Context:
         return tree_unflatten([own(leaf) for leaf in leaves], form)
 
     def _whole(self, leaf: Any, length: int) -> Any:
-        own, has_losses = _local(leaf), self.attention.has_losses
+        if isinstance(leaf, PartedTensor):
+            leaf = leaf.returned()
+        own, has_losses = local_of(leaf), self.attention.has_losses
         if self._following is not None:
             self._refuse_no_part(own)
         if isinstance(own, Tensor) and own.requires_grad and not torch.compiler.is_compiling():
@@ -353,10 +355,3 @@ def _lengths(given: Any) -> tuple[Any, ...]:
     return tuple(
         leaf.shape[1:] if isinstance(leaf, Tensor) else None for leaf in tree_leaves(given)
     )
-
-
-def _local(value: Any) -> Any:
-    """The values that this rank has, of one that may lie in parts along several axes."""
-    while isinstance(value, PartedTensor):
-        value = value.local()
-    return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from core_parallel.explained.texts import Row, count_text, listed
 from core_parallel.mesh.device_mesh import groups_along
 from core_parallel.mesh.sizes import AXES
+from core_parallel.modules.plans import as_pattern
+from core_parallel.tensor.vocabulary import ColwiseLogits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
     from core_parallel.mesh.sizes import Sizes
     from core_parallel.stages.layout import Layout
 
-_STYLES: dict[type, str] = {ColwiseParallel: "by columns", RowwiseParallel: "by rows"}
+_STYLES: dict[type, str] = {
+    ColwiseParallel: "by columns",
+    RowwiseParallel: "by rows",
+    ColwiseLogits: "by words",
+}
 
 
 def rows(
@@ -42,11 +47,11 @@ def rows(
         yield from _stages(layout, groups_along(sizes.shape, [AXES.index("pipeline")]))
     by_style: dict[str, Counter[str]] = defaultdict(Counter)
     for name, one in styles.items():
-        by_style[_STYLES.get(type(one), type(one).__name__)][_pattern(name)] += 1
+        by_style[_STYLES.get(type(one), type(one).__name__)][as_pattern(name)] += 1
     for style, patterns in by_style.items():
         names = listed((f"{count} x {pattern}" for pattern, count in patterns.items()), 12)
         yield "cut layers", f"{patterns.total()} {style}", f"tensor={sizes.tensor}: {names}"
-    for name, count in {_pattern(one.name): one.count for one in experts}.items():
+    for name, count in {as_pattern(one.name): one.count for one in experts}.items():
         yield "experts", f"{count // sizes.expert} of {count} a rank", f"in each of {name}"
 
 
@@ -64,7 +69,3 @@ def _stages(layout: Layout, pipelines: Sequence[Sequence[int]]) -> Iterator[Row]
         shown = listed(names_of[one] for one in names_of if one in outside)
         why = f"in no part, or in several; their gradients are added up over stages: {shown}"
         yield "every stage", count_text(outside), why
-
-
-def _pattern(name: str) -> str:
-    return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)", "*", name)

@@ -64,3 +64,9 @@ def put(values: Iterable[Any], axis: str, mark: object) -> None:
     for one in values:
         if isinstance(one, Tensor) and mark_of(one, axis) != mark:
             one._core_parallel_marks = {**getattr(one, "_core_parallel_marks", {}), axis: mark}  # type: ignore[attr-defined]  # ours
+
+
+def put_as(values: Iterable[Any], other: Tensor) -> None:
+    """Mark some tensors as another one is, along each axis."""
+    for axis, mark in getattr(other, "_core_parallel_marks", {}).items():
+        put(values, axis, mark)

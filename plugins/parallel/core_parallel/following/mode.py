@@ -21,7 +21,7 @@ from core_parallel.following import lengths, rules
 from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, put
 from core_parallel.modules import own_draws
 from core_parallel.modules.given_tensors import tensors_in
-from core_parallel.modules.parted_tensor import PartedTensor
+from core_parallel.modules.parted_tensor import local_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -305,9 +305,7 @@ def by_row(module: nn.Module, axis: str) -> Iterator[RemovableHandle]:
         if mode is None:
             return
         mode.depth -= 1
-        while isinstance(output, PartedTensor):
-            output = output.local()
-        put([output], axis, mark)
+        put([local_of(output)], axis, mark)
 
     yield module.register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
     yield module.register_forward_hook(end, always_call=True)

@@ -115,6 +115,10 @@ class PartedTensor(Tensor):
         """All ranks of the group. All values, on each rank."""
         raise NotImplementedError
 
+    def returned(self) -> Tensor:
+        """All ranks of the group. The tensor that the model's call gives to the step: this one."""
+        return self
+
     def _like(self, part: Tensor) -> Self:
         """Other values, element by element, in the place of these."""
         raise NotImplementedError
@@ -199,3 +203,10 @@ def refused(kind: PartedTensor | type[PartedTensor], func: Any) -> ModuleError:
         f"alone. {kind.uses} and cross entropy are done in parts. Call .whole() first, on all "
         "ranks, to have all values; or leave the option out."
     )
+
+
+def local_of(value: Any) -> Any:
+    """The values that this rank has, of one that may lie in parts along several axes."""
+    while isinstance(value, PartedTensor):
+        value = value.local()
+    return value

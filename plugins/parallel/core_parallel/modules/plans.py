@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from core import ConfigurationError, ModuleError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import nn
 
@@ -25,7 +25,7 @@ def find(
     of_config: str,
     option: str,
     *,
-    example: str,
+    example: str | Callable[[nn.Module], str],
 ) -> dict[str, Any]:
     """The plan for modules and parameters, by their names in the user's module.
 
@@ -37,7 +37,7 @@ def find(
         of_config: name of the plan of a config, such as transformers' `base_model_tp_plan`; the
             config is an attribute `config` of a module.
         option: of the strategy, for messages.
-        example: of a plan, for messages.
+        example: of a plan, for messages, or what makes one of the module; "" if none could be.
 
     Raises:
         ModuleError: there is no plan.
@@ -45,25 +45,33 @@ def find(
     """
     if given is not None:
         return _matched("", module, given, option)
-    planned: dict[str, Any] = {}
-    is_declared = False
-    for name, part in module.named_modules():
-        plan: Any = getattr(part, attribute, None)
-        if plan is not None:
-            is_declared = True
-            if callable(plan):
-                plan = plan()
-            planned |= _matched(name, part, plan, attribute)
-    if is_declared:
+    declared = dict(_declared(module, attribute))
+    if declared:
+        planned: dict[str, Any] = {}
+        for name, plan in declared.items():
+            planned |= _matched(name, module.get_submodule(name), plan, attribute)
         return planned
     planned = _of_configs(module, of_config)
     if not planned:
+        cure = _cure(option, attribute, example if isinstance(example, str) else example(module))
         raise ModuleError(
             f"{type(module).__name__} has no plan: neither the strategy's argument {option}=, nor "
-            f"an attribute {attribute}, nor a config with {of_config}. Add one, such as "
-            f"{attribute} = {example}."
+            f"an attribute {attribute}, nor a config with {of_config}. {cure}"
         )
     return planned
+
+
+def _cure(option: str, attribute: str, example: str) -> str:
+    if not example:
+        return "It has no layers that could be in one: leave the axis out."
+    return f"Add one, such as {option}={example}, or the same as {attribute}."
+
+
+def _declared(module: nn.Module, attribute: str) -> Iterator[tuple[str, Plan]]:
+    for name, part in module.named_modules():
+        plan = getattr(part, attribute, None)
+        if plan is not None:
+            yield name, plan() if callable(plan) else plan
 
 
 def _of_configs(module: nn.Module, of_config: str) -> dict[str, Any]:
@@ -81,18 +89,23 @@ def _of_configs(module: nn.Module, of_config: str) -> dict[str, Any]:
     return planned
 
 
-def of_classes(module: nn.Module) -> dict[str, Any]:
-    """The plans of classes of transformers for what a config's plan leaves out: the head, and with
-    it the embedding.
+def is_declared(module: nn.Module, attribute: str) -> bool:
+    """True if the module, or one in it, has a plan of its own."""
+    return any(True for _ in _declared(module, attribute))
+
+
+def of_classes(module: nn.Module) -> dict[str, tuple[Any, str]]:
+    """The words of classes of transformers for what a config's plan leaves out, each with the name
+    of the module of that class: the head, and with it the embedding.
     """
-    planned: dict[str, Any] = {}
+    planned: dict[str, tuple[Any, str]] = {}
     for name, part in module.named_modules():
-        plan = vars(type(part)).get("_tp_plan")
-        if plan and hasattr(part, "config"):
-            planned |= {_joined(name, one): word for one, word in _fits(part, plan)}
+        plan = getattr(type(part), "_tp_plan", None) if hasattr(part, "config") else None
+        if plan:
+            planned |= {_joined(name, one): (word, name) for one, word in _fits(part, plan)}
             embedding = part.get_input_embeddings()
             planned |= {
-                _joined(name, one): "embedding_rowwise"
+                _joined(name, one): ("embedding_rowwise", name)
                 for one, it in part.named_modules()
                 if it is embedding
             }
@@ -123,6 +136,11 @@ def _fits(module: nn.Module, plan: Plan) -> Iterator[tuple[str, Any]]:
         for expression, word in expressions:
             if name and expression.fullmatch(name):
                 yield name, word
+
+
+def as_pattern(name: str) -> str:
+    """The pattern that fits a name, and likewise numbered ones."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)", "*", name)
 
 
 def as_expression(pattern: str) -> re.Pattern[str]:

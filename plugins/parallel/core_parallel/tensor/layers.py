@@ -6,11 +6,15 @@ Parallelism", 2019.
 
 from __future__ import annotations
 
+import json
+import logging
 from collections import defaultdict
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -30,9 +34,11 @@ from core_parallel.tensor.shared_experts import SharedExperts, summed_gradient
 from core_parallel.tensor.vocabulary import ColwiseLogits
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from torch.distributed.device_mesh import DeviceMesh
+
+_log = logging.getLogger(__name__)
 
 
 class ReplicatedWithSummedGradient(ParallelStyle):
@@ -97,12 +103,22 @@ _WORDS: dict[str, Any] = {
     "replicated_with_grad_allreduce": ReplicatedWithSummedGradient,
 }
 _GATHERED, _LOGITS = ("colwise_gather_output", "colwise_rep"), "colwise_logits"
+_ATTRIBUTE = "tensor_parallel_plan"
 _OF_EXPERTS, _OF_LATENT, _WHOLE = "moe_tp_experts", "mla_kv_a_proj", "replicate"
 _WITHOUT_SECOND = (
     "torch's exchanges of layers that are cut under tensor= have no second derivative: numbers "
     "would be wrong. Leave the layers that it goes through out of the plan, or leave tensor out."
 )
-_EXAMPLE = '{"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}'
+_LEFT_WHOLE = (
+    "%r has %d words, which tensor=%d doesn't divide: every rank has it whole. After "
+    "model.resize_token_embeddings(pad_to_multiple_of=%d) it is cut."
+)
+_MIXED = "mixed torch.Tensor and DTensor"
+_BESIDE = (
+    "A weight of a layer that is cut under tensor= was used beside its layer ({}), and each rank "
+    "has a part of it. Call the layer, or use weight.full_tensor(). A tensor_plan that doesn't "
+    "name the layer leaves it whole."
+)
 
 
 def plan(
@@ -112,6 +128,7 @@ def plan(
     experts: Collection[str] = (),
     *,
     keeps_logits: bool = False,
+    joins_first: bool = False,
 ) -> dict[str, ParallelStyle]:
     """The styles in which layers of a module are cut, by their names; none if it is cut already.
 
@@ -123,6 +140,8 @@ def plan(
             out.
         keeps_logits: what else would be gathered from columns stays in parts, also of a head that
             the plan of a class names.
+        joins_first: logits are whole as soon as a head gives them, and not only where the model
+            returns them: it is called in parts.
 
     Raises:
         ModuleError: there is no plan, a layer can't be cut so, or it shares a weight with another.
@@ -131,10 +150,13 @@ def plan(
     if any(isinstance(one, DTensor) for one in module.parameters()):
         return {}
     planned = plans.find(
-        module, given, "tensor_parallel_plan", "base_model_tp_plan", "tensor_plan", example=_EXAMPLE
+        module, given, _ATTRIBUTE, "base_model_tp_plan", "tensor_plan", example=_example
     )
+    if not keeps_logits and given is None and not plans.is_declared(module, _ATTRIBUTE):
+        planned = {**_heads(module, size, joins_first=joins_first), **planned}
     if keeps_logits:
-        planned = {**plans.of_classes(module), **planned}
+        of_classes = {name: word for name, (word, _) in plans.of_classes(module).items()}
+        planned = {**of_classes, **planned}
         planned |= {name: _LOGITS for name, word in planned.items() if word in _GATHERED}
         if _LOGITS not in planned.values():
             raise ConfigurationError(
@@ -151,10 +173,10 @@ def plan(
         # its parameters, which ranks have expert by expert
         and not any(name.startswith(f"{one}.") for one in shared)
     }
-    _refuse_tied(module, planned)
     _refuse_parameters(module, planned)
     planned = adapters.inside(module, planned)
     styles = {name: _style(module, name, word) for name, word in planned.items()}
+    _refuse_tied(module, styles)
     for name, style in styles.items():
         _check_size(name, module.get_submodule(name), style, size)
         _check_heads(name, module, style, size)
@@ -170,12 +192,49 @@ def cut(module: nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh
         styles: by names in it, see `plan`.
         mesh: the axis `tensor`.
     """
+    made: dict[Tensor, nn.Parameter] = {}
     for name, style in styles.items():
         part = module.get_submodule(name)
         if not any(isinstance(one, AbsentTensor) for one in part.parameters()):
+            before, hooks = dict(part._parameters), [*part._forward_hooks]
             # before the style's own hooks, which may make another kind of tensor of the result
             refuse_second_derivatives(part, _WITHOUT_SECOND)
             parallelize_module(part, mesh, style, src_data_rank=None)
+            for key, whole in before.items():
+                if whole is not None:  # layers that share a weight share the part of it
+                    part._parameters[key] = made.setdefault(whole, part._parameters[key])
+            if _is_whole_outside(style):
+                for key in hooks:  # the user's see what the layer gives
+                    part._forward_hooks.move_to_end(key)
+
+
+def _example(module: nn.Module) -> str:
+    """A plan for the networks in a module of which layers widen the values that the next one takes
+    back.
+    """
+    found: dict[str, str] = {}
+    wide: dict[str, nn.Linear] = {}
+    for name, part in module.named_modules():
+        if not isinstance(part, nn.Linear):
+            continue
+        before = next(iter(wide.values()), part)
+        own, others = ((one.in_features, one.out_features) for one in (part, before))
+        if wide and own == others[::-1]:
+            found |= dict.fromkeys(map(plans.as_pattern, wide), "colwise")
+            found[plans.as_pattern(name)] = "rowwise"
+        if own != others:
+            wide = {}
+        if part.out_features > part.in_features:
+            wide[name] = part
+    return json.dumps(found) if found else ""
+
+
+def _is_whole_outside(style: ParallelStyle) -> bool:
+    if isinstance(style, ColwiseLogits):
+        return True
+    return isinstance(style, ColwiseParallel | RowwiseParallel) and all(
+        one.is_replicate() for one in style.output_layouts
+    )
 
 
 def cut_in(module: nn.Module) -> list[nn.Module]:
@@ -185,6 +244,19 @@ def cut_in(module: nn.Module) -> list[nn.Module]:
         for one in module.modules()
         if isinstance(one, nn.Linear | nn.Embedding) and isinstance(one.weight, DTensor)
     ]
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """A context in which torch's error over a weight of which each rank has a part says what to
+    do.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if _MIXED in str(error):
+            raise ModuleError(_BESIDE.format(str(error).partition(",")[0])) from error
+        raise
 
 
 def _style(module: nn.Module, name: str, word: Any) -> ParallelStyle:
@@ -235,7 +307,7 @@ def _check_size(name: str, part: nn.Module, style: ParallelStyle, size: int) -> 
             f"{name!r} is to be cut by columns or rows, which torch's Linear and Embedding can be, "
             f"and {made} ({type(part).__name__}). Leave it out of the plan."
         )
-    dim = int(isinstance(style, RowwiseParallel) != isinstance(part, nn.Embedding))
+    dim = _cut_dim(part, style)
     if weight.shape[dim] % size:
         raise ModuleError(
             f"{name!r} has {weight.shape[dim]} {'columns' if dim else 'rows'}, and tensor={size} "
@@ -270,13 +342,72 @@ def _refuse_parameters(module: nn.Module, planned: Mapping[str, Any]) -> None:
         )
 
 
-def _refuse_tied(module: nn.Module, planned: Mapping[str, Any]) -> None:
+def _cut_dim(part: nn.Module, style: ParallelStyle) -> int:
+    """The dim of its weight along which a layer is cut."""
+    return int(isinstance(style, RowwiseParallel) != isinstance(part, nn.Embedding))
+
+
+def _shared(module: nn.Module) -> Iterator[list[str]]:
+    """The names of each parameter that several modules have."""
     names: dict[int, list[str]] = defaultdict(list)
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)
-    for shared in names.values():
-        if len(shared) > 1 and any(name.rpartition(".")[0] in planned for name in shared):
+    yield from (one for one in names.values() if len(one) > 1)
+
+
+def _refuse_tied(module: nn.Module, styles: Mapping[str, ParallelStyle]) -> None:
+    for names in _shared(module):
+        owners = [name.rpartition(".")[0] for name in names]
+        found = [styles.get(one) for one in owners]
+        dims = {
+            _cut_dim(module.get_submodule(owner), style)
+            for owner, style in zip(owners, found, strict=True)
+            if isinstance(style, ColwiseParallel | RowwiseParallel)
+        }
+        is_alike = len(dims) == 1 and None not in found
+        if any(found) and not is_alike:
             raise ModuleError(
-                f"{shared[0]!r} and {shared[1]!r} share a weight, and the plan cuts one of them: "
-                "they would go apart. Leave both out of the plan, or untie them."
+                f"{names[0]!r} and {names[1]!r} share a weight, and the plan cuts one of them, or "
+                "each along another dim: they would go apart. Leave both out of the plan, cut both "
+                "by words ('embedding_rowwise' and 'colwise_gather_output'), or untie them."
             )
+
+
+def _heads(module: nn.Module, size: int, *, joins_first: bool) -> dict[str, Any]:
+    """Words of classes of transformers for what their config leaves out, where that is right by its
+    form: heads and embeddings, cut by words.
+    """
+    planned = plans.of_classes(module)
+    found = {
+        name: (word, owner)
+        for name, (word, owner) in planned.items()
+        if _is_of_words(module.get_submodule(name), word)
+    }
+    for name in [*found]:
+        if (number := module.get_submodule(name).weight.shape[0]) % size:
+            del found[name]
+            if not dist.is_initialized() or dist.get_rank() == 0:
+                _log.info(_LEFT_WHOLE, name, number, size, size)
+    for names in _shared(module):
+        owners = {name.rpartition(".")[0] for name in names}
+        if joins_first or not owners <= found.keys():  # stages would have it
+            found = {name: one for name, one in found.items() if name not in owners}
+    return {
+        name: word
+        if word not in _GATHERED or joins_first
+        else ColwiseLogits(module.get_submodule(owner))
+        for name, (word, owner) in found.items()
+    }
+
+
+def _is_of_words(part: nn.Module, word: Any) -> bool:
+    """True for a head or an embedding that computes as torch's do, with a row for each word; the
+    embedding's may be scaled.
+    """
+    if part._parameters.get("weight") is None:
+        return False
+    if isinstance(part, nn.Embedding):
+        is_known = type(part).forward is nn.Embedding.forward or hasattr(part, "embed_scale")
+        changes = part.max_norm is not None or part.sparse or part.scale_grad_by_freq
+        return word == "embedding_rowwise" and is_known and not changes
+    return word in _GATHERED and type(part).forward is nn.Linear.forward

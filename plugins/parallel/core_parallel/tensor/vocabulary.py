@@ -6,19 +6,21 @@ Parallelism", 2019.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel
-from torch.nn import functional
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from core import ModuleError
 from core_parallel.communication import collectives
 from core_parallel.following import exchanges
-from core_parallel.following.marks import Mixed, PartAlong, mark_of, put
-from core_parallel.following.mode import follow_over, is_followed
+from core_parallel.following.marks import Mixed, PartAlong, mark_of, put, put_as
+from core_parallel.following.mode import follow_over, is_followed, set_aside
 from core_parallel.modules import losses
 from core_parallel.modules.parted_tensor import PartedTensor, refused
 
@@ -55,11 +57,12 @@ class VocabularyPart(PartedTensor):
 
     def whole(self) -> Tensor:
         """All ranks of the group. The values of all classes, on each rank."""
-        own, rank, dim = self._part.shape[self._dim], self._group.rank(), self._dim
-        after = own * (self._group.size() - 1 - rank)
-        padded = functional.pad(self._part, (*[0, 0] * (self.ndim - dim - 1), own * rank, after))
-        exchanges.declare_terms(padded, self._group)
-        return collectives.add_up(padded, self._group)
+        with set_aside():
+            joined = collectives.join(self._part, self._dim, self._group)
+        mark = mark_of(joined, _AXIS)  # of the exchange; along other axes it lies as before
+        put_as([joined], self._part)
+        put([joined], _AXIS, mark)
+        return joined
 
     def _like(self, part: Tensor) -> Self:
         return type(self)(part, self._dim, self._group)
@@ -163,18 +166,108 @@ def _check_classes(target: Tensor, number: int) -> None:
         )
 
 
+class LogitsInside(VocabularyPart):
+    """The same within a call of the model, which all ranks of the group make alike: what can't be
+    done in parts is done with the whole.
+    """
+
+    option = "tensor="
+    _joined: Tensor | None = None
+    _kin: list[weakref.ref[Tensor]]
+    """Those that may share values: what is changed in place must be alone."""
+
+    @staticmethod
+    def __new__(cls, part: Tensor, dim: int, group: Any) -> Self:
+        """Make one; see `VocabularyPart`."""
+        made = VocabularyPart.__new__(cls, part, dim, group)
+        made._kin = [weakref.ref(made)]
+        return made
+
+    def returned(self) -> Tensor:
+        """All ranks of the group. The whole, the same each time."""
+        if self._joined is None:
+            self._joined = self.whole()
+        return self._joined
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The function's result."""
+        kwargs = kwargs or {}
+        own = [one for one in tree_leaves((args, kwargs)) if isinstance(one, cls)]
+        if all(one._joined is None for one in own):
+            try:
+                result = super().__torch_function__(func, types, args, kwargs)
+            except ModuleError:
+                if _writes(func, kwargs) and any(map(cls._is_shared, own)):
+                    raise
+            else:
+                if isinstance(result, cls):
+                    result._kin = own[0]._kin
+                    result._kin.append(weakref.ref(result))
+                return result
+        args, kwargs = tree_map_only(cls, cls.returned, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _is_shared(self) -> bool:
+        return any(one() is not None and one() is not self for one in self._kin)
+
+
+def _writes(func: Any, kwargs: Any) -> bool:
+    """True for a function that changes what it is given."""
+    name = getattr(func, "__name__", "")
+    return (
+        name == "__setitem__"
+        or (name.startswith("__i") and hasattr(Tensor, f"__{name[3:]}"))
+        or (name.endswith("_") and not name.endswith("__"))
+        or kwargs.get("out") is not None
+    )
+
+
 class ColwiseLogits(ColwiseParallel):
-    """A layer cut by columns, whose values stay in parts: `VocabularyPart`."""
+    """A layer cut by columns, whose values stay in parts: `VocabularyPart`.
+
+    Args:
+        model: in whose calls they stay so, and that returns whole ones; without it they are in
+            parts wherever they go.
+    """
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        super().__init__()
+        self._model = model
+
+    @property
+    def joins(self) -> bool:
+        """True if the model returns whole logits."""
+        return self._model is not None
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        group = device_mesh.get_group()
-        cut = super()._apply(module, device_mesh)
+        group, num_calls = device_mesh.get_group(), [0]
+
+        def begin(module: nn.Module, args: Any) -> None:
+            if not torch.compiler.is_compiling():
+                num_calls[0] += 1
+
+        def end(module: nn.Module, args: Any, result: Any) -> Any:
+            if torch.compiler.is_compiling() or not num_calls[0]:
+                return result
+            num_calls[0] -= 1
+            return tree_map_only(LogitsInside, LogitsInside.returned, result)
 
         def keep(module: nn.Module, args: Any, output: Tensor) -> Tensor:
             if is_followed(_AXIS):
                 follow_over(_AXIS, group)
                 put([output], _AXIS, PartAlong(output.ndim - 1))
-            return VocabularyPart(output, output.ndim - 1, group)
+            if self._model is None:
+                return VocabularyPart(output, output.ndim - 1, group)
+            if torch.compiler.is_compiling():  # a graph has no parts
+                part = DTensor.from_local(output, device_mesh, [Shard(-1)], run_check=False)
+                return part.redistribute(placements=[Replicate()]).to_local()
+            inside = LogitsInside(output, output.ndim - 1, group)
+            return inside if num_calls[0] else inside.whole()
 
+        cut = super()._apply(module, device_mesh)
         cut.register_forward_hook(keep)
+        if self._model is not None:
+            self._model.register_forward_pre_hook(begin)
+            self._model.register_forward_hook(end, always_call=True)
         return cut

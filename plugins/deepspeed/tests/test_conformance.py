@@ -18,7 +18,11 @@ from support.short_suites import in_short
 
 
 class WithScript(ScriptTests, StrategySmoke):
-    """A script would have to write down the options of `TestStage3`."""
+    """A script would have to write down the options of `TestStage3`. test_examples.py starts one in
+    new interpreters.
+    """
+
+    new_interpreter = False
 
 
 # Suites that are imported by their names would be run here.

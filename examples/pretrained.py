@@ -90,6 +90,7 @@ def main() -> None:
     parser.add_argument("--accelerator", default="auto")
     parser.add_argument("--devices", default="auto")
     parser.add_argument("--precision", default="32-true")
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument(
         "--folder", type=Path, default=Path("models"), help="where first/ and tuned/ are"
     )
@@ -101,7 +102,7 @@ def main() -> None:
         devices=options.devices,
         precision=options.precision,
         callbacks=[LoadPretrained(first), SavePretrained(tuned)],
-        max_epochs=4,
+        max_epochs=options.epochs,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -13,15 +13,19 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 TWO_PROCESSES = ("--accelerator", "cpu", "--devices", "2")
 PRELOAD = f"{programs.PRELOAD},sklearn.datasets"  # which the examples on digits import
+HUGGING_FACE = {
+    "preload": f"{programs.PRELOAD},transformers.models.auto.modeling_auto,"
+    "transformers.models.llama.modeling_llama"
+}
 DDP = (*TWO_PROCESSES, "--strategy", "ddp")
 ONE_PROCESS = ("--accelerator", "cpu", "--strategy", "single_device")
 
 
-def run_example(name, *arguments, starter=(sys.executable,)):
+def run_example(name, *arguments, starter=(sys.executable,), preload=PRELOAD):
     """Output of an example that has to end well."""
     command = [*starter, EXAMPLES / name, *arguments]
     done = programs.run(
-        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=240, preload=PRELOAD
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=240, preload=preload
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -91,7 +95,8 @@ def test_llama_learns_with_its_layers_cut_by_its_config():
     pytest.importorskip(
         "transformers", reason="needs transformers, which the extra hugging-face brings"
     )
-    output = run_example("llama.py", *TWO_PROCESSES, "--parallel", "tensor=2", "--epochs", "1")
+    where = (*TWO_PROCESSES, "--parallel", "tensor=2")
+    output = run_example("llama.py", *where, "--epochs", "1", **HUGGING_FACE)
     (loss,) = re.findall(r"^Loss on 128 new sentences: ([\d.]+)$", output, re.MULTILINE)
     assert float(loss) < 3.2, "drawing from 32 words at random gives 3.5"
 
@@ -99,8 +104,8 @@ def test_llama_learns_with_its_layers_cut_by_its_config():
 @pytest.mark.slow
 def test_a_pretrained_model_is_tuned_and_saved(tmp_path):
     pytest.importorskip("core_transformers", reason="needs core-transformers")
-    where = (*TWO_PROCESSES, "--parallel", "tensor=2")
-    output = run_example("pretrained.py", *where, "--folder", str(tmp_path))
+    where = (*TWO_PROCESSES, "--parallel", "tensor=2", "--folder", str(tmp_path))
+    output = run_example("pretrained.py", *where, "--epochs", "1", **HUGGING_FACE)
     first, tuned = map(
         float, re.findall(r"^Loss of \w+ on 128 new sentences: ([\d.]+)$", output, re.MULTILINE)
     )
@@ -161,7 +166,7 @@ def test_hugging_face_learns_from_batches_of_its_tokenizer():
     pytest.importorskip(
         "transformers", reason="needs transformers, which the extra hugging-face brings"
     )
-    output = run_example("hugging_face.py", *DDP)
+    output = run_example("hugging_face.py", *DDP, **HUGGING_FACE)
     (percent,) = re.findall(r"^Accuracy on 128 new sentences: ([\d.]+)%$", output, re.MULTILINE)
     assert float(percent) > 90, "half of them by chance"
 

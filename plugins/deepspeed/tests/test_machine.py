@@ -1,7 +1,6 @@
 """A part that is missing on a machine is one error, before any process starts."""
 
 import os
-import subprocess
 import sys
 
 import pytest
@@ -9,6 +8,7 @@ from torch.utils import cpp_extension
 
 from core import ConfigurationError, Fabric
 from core_deepspeed import library
+from core_testing import programs
 
 RESOLVED = (
     "from core import Fabric; Fabric(strategy='deepspeed_stage_1_offload', "
@@ -18,8 +18,7 @@ RESOLVED = (
 
 def run(program, **variables):
     """The last line that a program says, in a process where DeepSpeed isn't imported yet."""
-    command, environment = [sys.executable, "-c", program], os.environ | variables
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = programs.run([sys.executable, "-c", program], env=os.environ | variables)
     return (done.stderr if done.returncode else done.stdout).splitlines()[-1]
 
 

@@ -3,7 +3,6 @@
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
 import threading
@@ -19,6 +18,7 @@ from core_deepspeed import library, ops
 from core_deepspeed.ops import locks
 from core_deepspeed.ops.preflight import ninja_found_first
 from core_deepspeed.ops.telling import telling
+from core_testing import programs
 from core_testing.waiting import slowness, wait_until
 
 HOLDER = """
@@ -62,14 +62,14 @@ def compiled(folder):
 @contextmanager
 def builder(lock, program, seconds=600):
     """A process that keeps the lock as one that compiles does."""
-    command = [sys.executable, "-c", program, str(lock), str(seconds)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", program, lock, seconds]
+    process = programs.start(command, forks_others=False)
     try:
-        assert process.stdout.readline() == "acquired\n"
+        wait_until(lambda: process.output() == "acquired\n", "lock of another process")
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 def refusal(names=("cpu_adam",), **options):
@@ -284,8 +284,7 @@ def test_what_a_run_needs(offload, names):
 
 class TestCommand:
     def run(self, *arguments):
-        command = [sys.executable, "-m", "core_deepspeed.ops", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return programs.run([sys.executable, "-m", "core_deepspeed.ops", *arguments])
 
     def test_it_says_what_is_there(self, compiled):
         done = self.run("check", "cpu_adam", "async_io")

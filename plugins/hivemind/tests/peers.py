@@ -4,19 +4,18 @@ other.
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
-from core_testing.waiting import slowness
+from core_testing import programs
+from core_testing.waiting import slowness, wait_until
 
 _PROGRAM = Path(__file__).with_name("peer_program.py")
 
 
 class Peer:
-    """One program, and what it has told so far."""
+    """One program, and what it has told so far. It ends with the process that has started it."""
 
     def __init__(self, *, stop_at, steps=-1, seed=0, options=None, **told):
         told = {
@@ -26,47 +25,43 @@ class Peer:
             "options": options or {},
             **told,
         }
-        self._process = subprocess.Popen(
+        self._program = programs.start(
             [sys.executable, _PROGRAM, json.dumps(told)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            forks_others=False,  # a process of the tests' own would be among the peer's
         )
-        self.group, self.events, self.errors = self._process.pid, [], ""
-        self._news = threading.Condition()
-        self._readers = [
-            threading.Thread(target=one, daemon=True) for one in (self._read, self._read_errors)
-        ]
-        for reader in self._readers:
-            reader.start()
+        self.group, self._num_read, self._events = self._program.pid, 0, []
 
-    def _read(self):
-        for line in self._process.stdout:
-            with self._news:
-                if line.startswith("{"):
-                    self.events.append(json.loads(line))
-                self._news.notify_all()
+    @property
+    def events(self):
+        # what is behind the last end of a line is still being written
+        lines = self._program.output().split("\n")[self._num_read : -1]
+        self._num_read += len(lines)
+        self._events += [json.loads(line) for line in lines if line.startswith("{")]
+        return self._events
 
-    def _read_errors(self):
-        self.errors = self._process.stderr.read()
-
-    def _has(self, kind, number):
-        return any(one["event"] == kind and one.get("number", 0) >= number for one in self.events)
+    @property
+    def errors(self):
+        return self._program.errors()
 
     def wait_for(self, kind, *, number=0, timeout_s=300):
         """The first event of its kind, of this step or a later one."""
-        with self._news:
-            self._news.wait_for(
-                lambda: self._has(kind, number) or self._process.poll() is not None,
-                timeout_s * slowness(),
-            )
-            for one in self.events:
-                if one["event"] == kind and one.get("number", 0) >= number:
-                    return one
-        self.end()
-        raise AssertionError(f"no {kind!r}: {self.events}\n{self.errors}")
+
+        def has_come():
+            has_ended = self._program.poll() is not None
+            found = [
+                one
+                for one in self.events
+                if one["event"] == kind and one.get("number", 0) >= number
+            ]
+            assert found or not has_ended, f"no {kind!r}: {self.events}\n{self.errors}"
+            return found
+
+        try:
+            return wait_until(has_come, f"{kind!r} of a peer", timeout_s=timeout_s)[0]
+        except AssertionError:
+            self.end()
+            raise
 
     @property
     def addresses(self):
@@ -89,7 +84,7 @@ class Peer:
     def wait_for_code(self, timeout_s=300):
         """Wait for its end; the exit code."""
         try:
-            return self._process.wait(timeout_s * slowness())
+            return self._program.wait(timeout_s * slowness())
         except subprocess.TimeoutExpired:
             raise AssertionError(f"a peer hangs: {self.events}") from None
         finally:
@@ -97,16 +92,9 @@ class Peer:
 
     def end(self):
         """Kill what still runs of it."""
-        if self._process.poll() is None:
-            os.killpg(self.group, signal.SIGKILL)
-            self._process.wait(10)
-        self._close()
-
-    def _close(self):
-        for reader in self._readers:
-            reader.join(10)
-        self._process.stdout.close()
-        self._process.stderr.close()
+        if self._program.poll() is None:
+            self._program.kill()
+            self._program.wait(10)
 
 
 def alive_in_session(session):

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ import torch
 from core import Capability, ConfigurationError, LaunchError, Trainer
 from core.strategies import HorovodStrategy
 from core_horovod import HorovodLauncher
+from core_testing import programs
 from core_testing.waiting import slowness, wait_until
 
 PROGRAM = Path(__file__).parent / "training_program.py"
@@ -43,13 +45,8 @@ TORCHRUN = [
 def run(command, how, devices, folder):
     """The program's output; its weights are in the folder."""
     arguments = json.dumps([how, devices, str(folder), 2])
-    done = subprocess.run(
-        [*command, arguments],
-        capture_output=True,
-        text=True,
-        timeout=120 * slowness(),
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    variables = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = programs.run([*command, arguments], timeout=120, env=variables, forks_others=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -97,18 +94,19 @@ def test_a_main_process_that_is_ended_leaves_nobody(tmp_path, how):
             return False
 
     arguments = json.dumps(["horovod", 2, str(tmp_path), 100_000])
-    main = subprocess.Popen(
-        [*PYTHON, arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    # ranks are looked for by their commands, which a fork of this process's doesn't have
+    main = programs.start([*PYTHON, arguments], forks_others=False)
     try:
         wait_until(lambda: sum(map(_is_rank, children_of(main))) == 2, "two ranks that train")
         everybody = children_of(main)
     finally:
-        main.send_signal(how)
+        with suppress(ProcessLookupError):  # it has failed before
+            os.kill(main.pid, how)
         try:
             main.wait(60 * slowness())
-        finally:
+        except subprocess.TimeoutExpired:
             main.kill()
+            raise
     _, alive = psutil.wait_procs(everybody, timeout=30 * slowness())
     assert not alive
 

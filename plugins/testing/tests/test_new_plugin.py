@@ -23,7 +23,8 @@ FORMS = {
     "logger": ("--kind", "logger"),
 }
 
-# The suites of other strategies are whole, that of the form which doesn't wrap among them.
+# Whole suites of strategies are run on others. docs/write-a-strategy.md goes on from the form that
+# doesn't wrap to one (tests/examples/test_write_a_strategy.py).
 IN_SHORT = " or ".join(
     [
         "sgd_momentum",
@@ -108,14 +109,17 @@ def test_is_typed(generate, form, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("form", FORMS)
-def test_passes_its_own_tests(generate, form, tmp_path):
-    if form == "strategy" and "CORE_WHEELS" in os.environ:
-        pytest.skip("tests/test_fresh_environment.py runs the same suite, by `core check`")
+@pytest.mark.parametrize(
+    ("form", "chosen"),
+    [
+        *((form, ["-k", IN_SHORT] if form.startswith("strategy") else []) for form in FORMS),
+        pytest.param("strategy", [], marks=pytest.mark.exhaustive),
+    ],
+)
+def test_passes_its_own_tests(generate, form, chosen, tmp_path):
     project = generate(*FORMS[form])
     install(project, tmp_path / "installed")
     path = os.pathsep.join([str(tmp_path / "installed"), *sys.path])
-    chosen = ["-k", IN_SHORT] if form == "strategy that wraps" else []
     command = [*programs.PYTEST, "-q", "-p", "no:cacheprovider", *chosen]
     done = programs.run(command, cwd=project, env=os.environ | {"PYTHONPATH": path}, timeout=550)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

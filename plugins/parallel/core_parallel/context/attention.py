@@ -141,10 +141,9 @@ class Caught(TorchFunctionMode):
             mark = mark_of(given["input"], AXIS)
             if mark is None:
                 mark = Mixed(f"{loss.__name__} of what all ranks have whole")
-            elif isinstance(mark, PartAlong) and given.get("reduction") == "none":
-                mark = PartAlong(mark.dim - (mark.dim > 1), mark.outer)
             elif isinstance(mark, PartAlong):
-                mark = None
+                is_apart = given.get("reduction") == "none"
+                mark = PartAlong(mark.dim - (mark.dim > 1), mark.outer) if is_apart else None
             put([found], AXIS, mark)
         return found
 
@@ -171,13 +170,12 @@ class Caught(TorchFunctionMode):
                 "part of the sequence under context=. Checkpoint by use_reentrant=False, or by "
                 "activation_checkpointing='units'."
             )
-        mask = attn_mask
-        if mask is not None:
-            mask = masks.of_whole_keys(mask, self.length, self._group)
+        mask = (
+            None if attn_mask is None else masks.of_whole_keys(attn_mask, self.length, self._group)
+        )
         options = {"dropout_p": dropout_p, "is_causal": is_causal, **others}
-        if self._attention == "ulysses":
-            return self._by_heads(query, key, value, mask, options)
-        return self._by_keys(query, key, value, mask, options)
+        exchange = self._by_heads if self._attention == "ulysses" else self._by_keys
+        return exchange(query, key, value, mask, options)
 
     def _by_heads(
         self,

@@ -45,11 +45,9 @@ def _summed(loss: Callable[..., Any], given: Mapping[str, Any]) -> tuple[Tensor,
     """The sum over this rank's positions, which in 16 bits might overflow, and the dtype of the
     loss.
     """
-    if given["input"].dtype in _HALVES:
-        apart: Tensor = loss(**{**given, "reduction": "none"})
-        return apart.sum(dtype=torch.float32), apart.dtype
-    found: Tensor = loss(**{**given, "reduction": "sum"})
-    return found, found.dtype
+    is_half = given["input"].dtype in _HALVES
+    found: Tensor = loss(**{**given, "reduction": "none" if is_half else "sum"})
+    return found.sum(dtype=torch.float32) if is_half else found, found.dtype
 
 
 def _number(loss: Callable[..., Any], given: Mapping[str, Any]) -> Tensor:
@@ -59,14 +57,12 @@ def _number(loss: Callable[..., Any], given: Mapping[str, Any]) -> Tensor:
     values: Tensor = given["input"]
     target: Tensor = given["target"]
     weight: Tensor | None = given.get("weight")
-    dtype = torch.promote_types(values.dtype, torch.float32)
+    dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
     if target.is_floating_point():  # probabilities of classes
-        number = target.numel() / target.shape[min(1, target.ndim - 1)]
-        return torch.tensor(number, dtype=dtype, device=values.device)
+        number_of_classes = target.shape[1 if target.ndim > 1 else 0]
+        return torch.tensor(target.numel() / number_of_classes, dtype=dtype, device=values.device)
     ignored = given.get("ignore_index")
-    if ignored is None:
-        ignored = IGNORED
-    counted = target != ignored
+    counted = target != (IGNORED if ignored is None else ignored)
     if weight is None:
         return counted.sum().to(dtype)
     return weight[target[counted]].sum().to(dtype)

@@ -43,18 +43,18 @@ def of_whole_keys(mask: Tensor, length: int, group: Any) -> Tensor:
 def of_own_heads(mask: Tensor, num_heads: int, length: int, group: Any) -> Tensor:
     """All ranks of the group. The mask for the queries of all ranks, and the heads of this one."""
     has_heads = mask.ndim > 2 and mask.shape[-3] == num_heads
-    if mask.shape[-2] != length:
-        return mask.chunk(group.size(), -3)[group.rank()] if has_heads else mask
-    if has_heads:
-        return collectives.swap(mask, -3, -2, group)
-    return collectives.gather(mask, -2, group)
+    if mask.shape[-2] == length:
+        return (
+            collectives.swap(mask, -3, -2, group)
+            if has_heads
+            else collectives.gather(mask, -2, group)
+        )
+    return mask.chunk(group.size(), -3)[group.rank()] if has_heads else mask
 
 
 def of_own_rows(mask: Tensor, length: int, group: Any) -> Tensor:
     """The mask for the queries of this rank, and all heads."""
-    if mask.shape[-2] in (1, length):
-        return mask
-    return mask.narrow(-2, length * group.rank(), length)
+    return mask if mask.shape[-2] in (1, length) else mask.narrow(-2, length * group.rank(), length)
 
 
 def is_one(leaf: Tensor, length: int, num_samples: int) -> bool:

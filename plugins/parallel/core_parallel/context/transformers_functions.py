@@ -5,7 +5,7 @@ shifted labels.
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -84,18 +84,23 @@ class TransformersFunctions:
         def call(*args: Any, **kwargs: Any) -> Any:
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             values = given[names[1]]
-            is_own = values.shape[1] == self._length and not values.is_meta
-            if not is_own or given.get("encoder_hidden_states") is not None:
+            if (
+                values.is_meta
+                or values.shape[1] != self._length
+                or given.get("encoder_hidden_states") is not None
+            ):
                 return make(**given)
             self._check(given)
             with set_aside():
-                whole = self._length * self._group.size()
-                given[names[1]] = values[:, :1].expand(-1, whole, *values.shape[2:])
+                given[names[1]] = values[:, :1].expand(
+                    -1, self._length * self._group.size(), *values.shape[2:]
+                )
                 for name in _BY_POSITION:
                     one = given.get(name)
                     if isinstance(one, Tensor) and one.ndim <= 2 and one.shape[-1] == self._length:
                         given[name] = collectives.gather(one, -1, self._group)
-                with self._of_own_rows():
+                own_rows = nullcontext() if self._attention == "ulysses" else self._of_own_rows()
+                with own_rows:
                     return make(**given)
 
         return call
@@ -109,26 +114,30 @@ class TransformersFunctions:
         def call(*args: Any, **kwargs: Any) -> Any:
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             labels: Any = given.get("labels")
-            is_own = isinstance(labels, Tensor) and labels.shape[-1] == self._length
-            if is_own and given.get("shift_labels") is None and not labels.is_meta:
-                whole = collectives.gather(labels, -1, self._group)
-                first = self._group.rank() * self._length
-                shifted = functional.pad(whole, (0, 1), value=_IGNORED)[..., first + 1 :]
-                given["shift_labels"] = shifted[..., : self._length].contiguous()
+            is_given = (
+                given.get("shift_labels") is not None
+                or not isinstance(labels, Tensor)
+                or labels.is_meta
+            )
+            if not is_given and labels.shape[-1] == self._length:
+                whole = functional.pad(
+                    collectives.gather(labels, -1, self._group), (0, 1), value=_IGNORED
+                )
+                given["shift_labels"] = whole.narrow(
+                    -1, self._group.rank() * self._length + 1, self._length
+                ).contiguous()
             return lose(**given)
 
         return call
 
     def _check(self, given: dict[str, Any]) -> None:
-        found = given["config"]._attn_implementation
-        if found != "sdpa":
+        if (found := given["config"]._attn_implementation) != "sdpa":
             raise ModuleError(
                 f"The model attends by attn_implementation={found!r}, which would see a rank's "
                 "part of the sequence alone under context=. Load it with "
                 "attn_implementation='sdpa'."
             )
-        rules = [name for name in _OWN_RULES if given.get(name) is not None]
-        if rules:
+        if rules := [name for name in _OWN_RULES if given.get(name) is not None]:
             raise ModuleError(
                 f"The model makes its mask by a rule of its own ({rules[0]}), which knows a rank's "
                 "part of the sequence alone under context=. Give it the whole mask as "
@@ -137,24 +146,28 @@ class TransformersFunctions:
 
     @contextmanager
     def _of_own_rows(self) -> Iterator[None]:
-        """A context in which masks have the rows of this rank alone, where attention gathers."""
-        if self._attention == "ulysses":
-            yield
-            return
         table = sys.modules[_MAKER].ALL_MASK_ATTENTION_FUNCTIONS
         make = table["sdpa"]
 
         def rows(**given: Any) -> Any:
-            padding, window = given["attention_mask"], given.get("local_size")
-            is_cut = window is not None and window <= given["kv_length"]
-            skips = ("allow_is_causal_skip", "allow_is_bidirectional_skip")
-            is_full = not is_cut and (padding is None or bool(padding.all()))
-            if not is_full or not any(map(given.get, skips)):
-                first = given["q_offset"] + self._group.rank() * self._length
-                given |= {
+            padding, window, length = (
+                given["attention_mask"],
+                given.get("local_size"),
+                given["kv_length"],
+            )
+            is_full = (padding is None or bool(padding.all())) and (
+                window is None or window > length
+            )
+            if not is_full or not (
+                given.get("allow_is_causal_skip") or given.get("allow_is_bidirectional_skip")
+            ):
+                no_skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+                first = self._group.rank() * self._length
+                given = {
+                    **given,
+                    **no_skips,
                     "q_length": self._length,
-                    "q_offset": first,
-                    **dict.fromkeys(skips, False),
+                    "q_offset": given["q_offset"] + first,
                 }
             return make(**given)
 

@@ -206,7 +206,10 @@ class Context:
         if looks:
             self._is_looked_at = True
             graphs.refuse_kept(self._user.named_modules(), before)
-        return tree_map(lambda leaf: self._whole(leaf, length), result)
+        return tree_map(
+            lambda leaf: self._whole(leaf, length, has_losses=self.attention.has_losses),
+            result,
+        )
 
     def _length(self, given: Any) -> int:
         """The length of the sequence: of the first tensor that has that dim."""
@@ -248,10 +251,10 @@ class Context:
 
         return tree_unflatten([own(leaf) for leaf in leaves], form)
 
-    def _whole(self, leaf: Any, length: int) -> Any:
-        own, has_losses = _local(leaf), self.attention.has_losses
+    def _whole(self, leaf: Any, length: int, *, has_losses: bool) -> Any:
+        own = _local(leaf)
         if self._following is not None:
-            self._refuse_no_part(own)
+            self._refuse_no_part(own, has_losses=has_losses)
         if isinstance(own, Tensor) and own.requires_grad and not torch.compiler.is_compiling():
             own.register_hook(partial(gradient_terms.refuse_terms, self.module, self._size))
         if not isinstance(leaf, Tensor) or (has_losses and leaf.ndim == 0):
@@ -269,9 +272,9 @@ class Context:
             leaf, Positions(self._dim, self._rank * self.length, length), self._group
         )
 
-    def _refuse_no_part(self, own: Any) -> None:
+    def _refuse_no_part(self, own: Any, *, has_losses: bool) -> None:
         """Refuse a result that was computed of this rank's positions otherwise than by position."""
-        mark, has_losses = mark_of(own, AXIS), self.attention.has_losses
+        mark = mark_of(own, AXIS)
         is_loss = mark is None and has_losses
         if (
             not isinstance(own, Tensor)

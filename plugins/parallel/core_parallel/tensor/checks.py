@@ -155,8 +155,7 @@ def followed(
         for handle in handles:
             handle.remove()
     for name, buffer in module.named_buffers():
-        mark = mark_of(buffer, _AXIS)
-        if mark is not None:
+        if (mark := mark_of(buffer, _AXIS)) is not None:
             put([buffer], _AXIS, None)
             raise ModuleError(
                 f"The buffer {name!r} is changed by what each rank of a tensor group has a part "
@@ -184,29 +183,25 @@ def _around(
         if is_in_backward():
             return  # it is computed again
         given = next(one for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
-        mark = mark_of(given, _AXIS)
-        if mark != _laid_out(given, style.input_layouts) and not isinstance(given, DTensor):
+        mark, layout = mark_of(given, _AXIS), style.input_layouts[0]
+        expected = PartAlong(layout.dim % given.ndim) if isinstance(layout, Shard) else None
+        if mark != expected and not isinstance(given, DTensor):
             refuse(mark)
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
         following.depth -= 1
+        layout = style.output_layouts[0]
         if isinstance(output, Tensor) and not isinstance(output, DTensor | PartedTensor):
-            put([output], _AXIS, _laid_out(output, style.output_layouts))
+            mark = PartAlong(layout.dim % output.ndim) if isinstance(layout, Shard) else None
+            put([output], _AXIS, mark)
 
     yield layer.register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
     yield layer.register_forward_hook(end, always_call=True)
 
 
-def _laid_out(tensor: Tensor, layouts: Any) -> Mark:
-    """How a tensor lies that a layer is given, or gives."""
-    (layout,) = layouts
-    return PartAlong(layout.dim % tensor.ndim) if isinstance(layout, Shard) else None
-
-
 def _check_result(name: str, module: nn.Module, args: Any, result: Any) -> None:
     for one in tree_leaves(result):
-        mark = mark_of(one, _AXIS)
-        if isinstance(mark, Mixed):
+        if isinstance(mark := mark_of(one, _AXIS), Mixed):
             _refuse(name, module, mark)
 
 
@@ -269,9 +264,6 @@ def refuse_unlike_gradients(module: nn.Module, group: Any) -> None:
 
 def _described(gradient: Tensor) -> Tensor:
     """The norm of a gradient, and a sum of at most that size."""
-    dtype = torch.float64
-    if gradient.device.type == "mps":
-        dtype = torch.float32
-    wide = gradient.to(dtype)
+    wide = gradient.to(torch.float32 if gradient.device.type == "mps" else torch.float64)
     total = wide.sum() / max(1, gradient.numel()) ** 0.5
     return torch.stack([wide.norm(), total])

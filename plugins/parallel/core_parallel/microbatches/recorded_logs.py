@@ -148,9 +148,10 @@ def _reduced(logged: _Logged, weights: Sequence[float], like: Tensor) -> Tensor:
         [torch.as_tensor(logged.values[position]).to(like).reshape(()) for position in counted]
     )
     reduce_fx = logged.options.get("reduce_fx", "mean")
-    kind = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "mean")
+    kind = getattr(reduce_fx, "__name__", reduce_fx)
     if kind in ("min", "amin", "max", "amax", "sum"):
-        return getattr(values, kind)()  # type: ignore[no-any-return]  # a method of torch's
+        reduced: Tensor = getattr(values, kind)()
+        return reduced
     shares = own
     if len(logged.sizes) == len(own):
         shares = logged.sizes

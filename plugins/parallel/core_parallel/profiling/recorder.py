@@ -71,7 +71,8 @@ class SpanRecorder:
         """End the part of the innermost span that has run since the last cut."""
         now_s = self.now_s
         if self._running and self._running[-1]:
-            self.spans.append(Span(*self._running[-1], self._since_s, now_s))
+            kind, stage, microbatch = self._running[-1]
+            self.spans.append(Span(kind, stage, microbatch, self._since_s, now_s))
         self._since_s = now_s
 
 

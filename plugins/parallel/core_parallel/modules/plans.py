@@ -87,8 +87,8 @@ def of_classes(module: nn.Module) -> dict[str, Any]:
     """
     planned: dict[str, Any] = {}
     for name, part in module.named_modules():
-        plan = vars(type(part)).get("_tp_plan")
-        if plan and hasattr(part, "config"):
+        plan = vars(type(part)).get("_tp_plan") if hasattr(part, "config") else None
+        if plan:
             planned |= {_joined(name, one): word for one, word in _fits(part, plan)}
             embedding = part.get_input_embeddings()
             planned |= {

@@ -23,20 +23,22 @@ class Described:
         kind: of what the step has returned: "loss", "dict", "weighted", or "nothing".
         dtype: of the loss.
         logged: names, options and dtypes of the logged values.
-        counted: names of the numbers that the step has counted, and whether they are whole.
+        counted: names of the numbers that the step has counted, and their types.
     """
 
     kind: str
     dtype: torch.dtype
     logged: tuple[Header, ...]
-    counted: tuple[tuple[str, bool], ...]
+    counted: tuple[tuple[str, type], ...]
 
 
 def share(chain: Chain, run: ScheduledRun) -> tuple[Described, list[Tensor]]:
     """All ranks of the pipeline. The numbers of the last stage, and what they are."""
     line = chain.line
     owner = chain.layout.owner(chain.layout.num_stages - 1)
-    dtype = torch.float32 if line.device.type == "mps" else torch.float64
+    dtype = torch.float64
+    if line.device.type == "mps":  # which has none
+        dtype = torch.float32
     like = torch.zeros(0, dtype=dtype, device=line.device)
     found = None
     if line.position == owner:
@@ -60,7 +62,7 @@ def _summarized(run: ScheduledRun, like: Tensor) -> tuple[Described, Tensor]:
         total == 0, nothing, torch.tensor(run.reference / run.scale).to(like) / total
     )
     logged = run.logs.values(run.weights, like)
-    counted = tuple((name, isinstance(value, int)) for name, value in run.counters.counted.items())
+    counted = tuple((name, type(value)) for name, value in run.counters.counted.items())
     described = Described(kind, run.losses[-1].dtype, tuple(run.logs.header()), counted)
     numbers = torch.tensor(list(run.counters.counted.values())).to(like)
     return described, torch.cat([torch.stack([loss, total, factor, *logged]), numbers])

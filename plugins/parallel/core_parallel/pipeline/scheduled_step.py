@@ -220,9 +220,11 @@ class ScheduledStep:
         computed.
         """
         runner.stages = stages
-        made = [self._stage(stage, module) for stage, module in stages.items()]
+        made: Any = [self._stage(stage, module) for stage, module in stages.items()]
+        if not self._schedule.has_several_stages:
+            (made,) = made
         runner.schedule = get_schedule_class(self._schedule.name)(
-            made if self._schedule.has_several_stages else made[0],
+            made,
             number,
             loss_fn=lambda output, target: self._losses.pop(int(target)),
             scale_grads=False,
@@ -268,8 +270,11 @@ class ScheduledStep:
             if self._sequence is not None:
                 self._sequence.length = runner.length
         numbers = torch.arange(len(run.cut))
-        inputs = [numbers] if 0 in layout.own_stages else []
-        options: dict[str, Any] = {"target": numbers} if self.last in layout.own_stages else {}
+        inputs, options = [], {}
+        if 0 in layout.own_stages:
+            inputs.append(numbers)
+        if self.last in layout.own_stages:
+            options["target"] = numbers
         with set_aside(learning), schedule_errors.as_raised():
             # Autocast is for forward, and the schedule runs backward too.
             without = torch.autocast(chain.line.device.type, enabled=False)
@@ -336,8 +341,10 @@ class ScheduledStep:
             with self._following(run, run.cut[index]) as mode, ExitStack() as until_end:
 
                 def call(*args: Any, **kwargs: Any) -> Any:
-                    found = partial(answer, *args, **kwargs)
-                    found = found() if mode is None else mode.answered(found)
+                    found: Any = partial(answer, *args, **kwargs)
+                    if mode is not None:
+                        found = partial(mode.answered, found)
+                    found = found()
                     leaves.extend(tree_leaves(found))
                     if is_first:
                         until_end.enter_context(user_step.unchanging(self._chain.layout.user))
@@ -356,10 +363,11 @@ class ScheduledStep:
                 "one batch. Return a loss for each, all with a weight or all without; or leave "
                 "schedule out."
             )
-        run.weights.append(1.0 if weight is None else float(weight))
+        run.weights.append(float(weight))
         if not run.reference:
-            guess, peers = run.weights[-1] * len(run.cut), self._chain.peers
-            run.reference = guess if peers is None else peers.reference(guess)
+            run.reference = run.weights[-1] * len(run.cut)
+            if self._chain.peers is not None:
+                run.reference = self._chain.peers.reference(run.reference)
         if run.is_followed:
             run.marked.append(loss)
         if loss is None or not run.weights[-1]:  # the loss of no items may be NaN
@@ -385,15 +393,15 @@ class ScheduledStep:
         num_logged = len(described.logged)
         replay(module, described.logged, others[:num_logged])
         counted = zip(described.counted, others[num_logged:], strict=True)
-        run.counters.end(
-            {name: int(value) if is_whole else float(value) for (name, is_whole), value in counted}
-        )
+        run.counters.end({name: kind(value) for (name, kind), value in counted})
         if described.kind == "nothing":
             return None
         anchor = torch.zeros((), device=loss.device, requires_grad=True)
         made: Tensor = ScheduledLoss.apply(
             loss.to(described.dtype), anchor, gradients, factor, self._chain
         )  # type: ignore[no-untyped-call]  # torch's
+        if described.kind == "loss":
+            return made
         if described.kind == "weighted":
             return {"loss": made, "weight": float(total)}
-        return made if described.kind == "loss" else {"loss": made}
+        return {"loss": made}

@@ -70,7 +70,7 @@ def explained(module, devices=2, precision=None, **options):
 
 class Sent(TorchDispatchMode):
     """The bytes that a rank hands to torch.distributed in tensors, but for those of a few
-    numbers, and for what the last stage says about a step.
+    numbers.
     """
 
     def __init__(self):
@@ -80,7 +80,7 @@ class Sent(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.__name__.split(".")[0]
         if func.namespace in ("c10d", "_c10d_functional") and not name.startswith(
-            ("recv", "wait", "_wrap", "broadcast")
+            ("recv", "wait", "_wrap")
         ):
             given = args[1] if name in ("_allgather_base_", "_reduce_scatter_base_") else args[0]
 

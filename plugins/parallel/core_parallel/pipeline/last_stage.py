@@ -17,35 +17,57 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """The kind and the names of a step's numbers.
+    """The kind and the names of a step's numbers, which nobody has to read for that.
 
     Attributes:
         kind: of what the step has returned: "loss", "dict", "weighted", or "nothing".
         dtype: of the loss.
         logged: names, options and dtypes of the logged values.
-        counted: names of the numbers that the step has counted, and their types.
+        counted: names of the numbers that the step has counted, and whether they are whole.
     """
 
     kind: str
     dtype: torch.dtype
     logged: tuple[Header, ...]
-    counted: tuple[tuple[str, type], ...]
+    counted: tuple[tuple[str, bool], ...]
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are."""
+        return 3 + len(self.logged) + len(self.counted)
 
 
-def share(chain: Chain, run: ScheduledRun) -> tuple[Described, list[Tensor]]:
-    """All ranks of the pipeline. The numbers of the last stage, and what they are."""
+def share(
+    chain: Chain, run: ScheduledRun, before: Described | None
+) -> tuple[Described, list[Tensor]]:
+    """All ranks of the pipeline. The numbers of the last stage, in one message if it logs what it
+    did before.
+
+    Args:
+        chain: of the model.
+        run: the step.
+        before: the description of the step before.
+    """
     line = chain.line
     owner = chain.layout.owner(chain.layout.num_stages - 1)
-    dtype = torch.float64
-    if line.device.type == "mps":  # which has none
-        dtype = torch.float32
-    like = torch.zeros(0, dtype=dtype, device=line.device)
-    found = None
+    described = None
+    dtype = torch.float32 if line.device.type == "mps" else torch.float64
+    numbers = torch.zeros(0, dtype=dtype, device=line.device)
     if line.position == owner:
-        described, own = _summarized(run, like)
-        found = described, own.tolist()
-    described, numbers = line.share_object(found, owner, "the numbers of the step")
-    return described, list(like.new_tensor(numbers))
+        described, numbers = _summarized(run, numbers)
+    if before is not None:
+        mark = torch.full((1,), float(described == before), dtype=dtype, device=line.device)
+        message = mark.new_zeros(1 + before.size)
+        if described == before:
+            message = torch.cat([mark, numbers])
+        message = line.share(message, owner)
+        if message[0]:
+            return before, list(message[1:])
+    described = line.share_object(described, owner)
+    assert described is not None
+    return described, list(
+        line.share(numbers if numbers.numel() else numbers.new_zeros(described.size), owner)
+    )
 
 
 def _summarized(run: ScheduledRun, like: Tensor) -> tuple[Described, Tensor]:
@@ -62,7 +84,7 @@ def _summarized(run: ScheduledRun, like: Tensor) -> tuple[Described, Tensor]:
         total == 0, nothing, torch.tensor(run.reference / run.scale).to(like) / total
     )
     logged = run.logs.values(run.weights, like)
-    counted = tuple((name, type(value)) for name, value in run.counters.counted.items())
+    counted = tuple((name, isinstance(value, int)) for name, value in run.counters.counted.items())
     described = Described(kind, run.losses[-1].dtype, tuple(run.logs.header()), counted)
     numbers = torch.tensor(list(run.counters.counted.values())).to(like)
     return described, torch.cat([torch.stack([loss, total, factor, *logged]), numbers])

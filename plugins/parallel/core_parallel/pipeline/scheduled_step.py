@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from core_parallel.context.sequence import Context
     from core_parallel.pipeline.chain import Chain
     from core_parallel.pipeline.draws import Draws
+    from core_parallel.pipeline.last_stage import Described
     from core_parallel.pipeline.schedules import Schedule
     from core_parallel.pipeline.stage_module import Arguments
 
@@ -65,11 +66,13 @@ class _Runner:
     Attributes:
         stages: of this rank, by number.
         schedule: torch's.
+        described: the numbers that the last stage had to tell in the step before.
         length: of this rank's part of a sequence.
     """
 
     stages: dict[int, StageModule]
     schedule: Any = None
+    described: Described | None = None
     length: int = 0
 
 
@@ -171,7 +174,7 @@ class ScheduledStep:
         self._runners[key] = runner
         if len(self._runners) > _KEPT:
             self._runners.pop(next(iter(self._runners)))
-        return self._finish(run, module, gradients)
+        return self._finish(runner, run, module, gradients)
 
     def _begin(self, runner: _Runner, run: ScheduledRun) -> None:
         """All ranks of the pipeline. Compute the first microbatch forward, and what its step makes
@@ -372,7 +375,8 @@ class ScheduledStep:
             run.marked.append(loss)
         if loss is None or not run.weights[-1]:  # the loss of no items may be NaN
             run.losses.append(torch.zeros((), device=leaves[0].device))
-            return leaves[0].sum() * 0
+            nothing: Tensor = leaves[0].sum() * 0
+            return nothing
         run.losses.append(loss.detach())
         if self._sequence is not None:
             self._sequence.share(loss)
@@ -381,6 +385,7 @@ class ScheduledStep:
 
     def _finish(
         self,
+        runner: _Runner,
         run: ScheduledRun,
         module: nn.Module,
         gradients: dict[nn.Parameter, Tensor],
@@ -388,12 +393,15 @@ class ScheduledStep:
         """All ranks of the pipeline. Bring the last stage's numbers to all, log them, and return
         the loss.
         """
-        described, numbers = last_stage.share(self._chain, run)
+        described, numbers = last_stage.share(self._chain, run, runner.described)
+        runner.described = described
         loss, total, factor, *others = numbers
         num_logged = len(described.logged)
         replay(module, described.logged, others[:num_logged])
         counted = zip(described.counted, others[num_logged:], strict=True)
-        run.counters.end({name: kind(value) for (name, kind), value in counted})
+        run.counters.end(
+            {name: int(value) if is_whole else float(value) for (name, is_whole), value in counted}
+        )
         if described.kind == "nothing":
             return None
         anchor = torch.zeros((), device=loss.device, requires_grad=True)

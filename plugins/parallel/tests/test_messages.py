@@ -19,8 +19,8 @@ _PLAN = {
 
 
 _EXPECTED = {
-    # Each microbatch crosses once forward and once back; all ranks get the loss: a size, an object.
-    "schedule": ({"pipeline": 2, "schedule": "1F1B", "microbatches": 4}, (4, 2)),
+    # Each microbatch crosses once forward and once back; all ranks get the loss.
+    "schedule": ({"pipeline": 2, "schedule": "1F1B", "microbatches": 4}, (4, 1)),
     # The model's result comes to all ranks: two for its form, one for its numbers.
     "pipeline": ({"pipeline": 2, "microbatches": 4}, (4, 3)),
     # Of each block, the sum of its second layer's result, and of the gradient of its first one's

@@ -65,9 +65,12 @@ class Base(nn.Module):
 
 
 class Head(nn.Module):
-    """A head with a plan of its own, and a loss."""
+    """A head whose class has a plan, which also has that of the base, and a loss."""
 
-    _pp_plan = {"head": (["states"], ["logits"])}
+    _pp_plan = {
+        **{f"model.{name}": way for name, way in Base.config.base_model_pp_plan.items()},
+        "head": (["states"], ["logits"]),
+    }
 
     def __init__(self, base=None):
         super().__init__()

@@ -76,7 +76,7 @@ class ExpertCalls:
         return given[0], given[1], given[2]
 
     def _follow(self, module: nn.Module, given: Any, output: Any) -> None:
-        """Have backward compare what the module answers with the gradients of weights. A sum by
+        """Compare, in backward, what the module answers with the gradients of weights. A sum by
         weights is as large as each weight times the sum's derivative by it.
 
         Raises:

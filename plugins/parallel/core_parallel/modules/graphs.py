@@ -75,7 +75,7 @@ def refuse_kept(named: Iterable[tuple[str, nn.Module]], before: Collection[int] 
     """
     for name, module, key, leaf in _kept(named):
         if id(leaf) not in before:
-            title = f"{type(module).__name__} {name!r}".removesuffix(" ''")
+            title = f"{type(module).__name__} {name!r}" if name else type(module).__name__
             raise ModuleError(
                 f"{title} keeps a tensor with a graph in its attribute {key!r}, such as a loss of "
                 "a part's own. A training step would find what this rank has computed: of one "

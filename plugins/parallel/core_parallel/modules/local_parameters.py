@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.tensor import DTensor
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -26,7 +24,7 @@ def use_local(module: nn.Module, to_local: Callable[[Any], Tensor]) -> None:
         replaced.append([])
         for part in module.modules():
             for name, parameter in part._parameters.items():
-                if isinstance(parameter, DTensor):
+                if hasattr(parameter, "placements"):
                     replaced[-1].append((part, name, parameter))
                     part._parameters[name] = to_local(parameter)  # type: ignore[assignment]  # as torch.func does it
 

@@ -28,4 +28,6 @@ def bound(loss: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments of a loss by their names."""
     given = dict(signature(loss).bind(*args, **kwargs).arguments)
     earlier = given.pop("size_average", None), given.pop("reduce", None)
-    return given if earlier == (None, None) else {**given, "reduction": legacy_get_string(*earlier)}
+    if earlier != (None, None):
+        given["reduction"] = legacy_get_string(*earlier)
+    return given

@@ -136,7 +136,7 @@ class PartedTensor(Tensor):
 
     def _sizes(self, shape: Any) -> list[int]:
         """The shape that a view asks for."""
-        sizes = list(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+        sizes = _listed(shape)
         if -1 in sizes:
             known = math.prod(one for one in sizes if one != -1)
             sizes[sizes.index(-1)] = self.numel() // max(known, 1)
@@ -144,7 +144,9 @@ class PartedTensor(Tensor):
 
     def _places(self, index: Any) -> list[slice]:
         """An index as slices of all dims that it names; others are refused."""
-        places = list(index) if isinstance(index, tuple) else [index]
+        places = [index]
+        if isinstance(index, tuple):
+            places = [*index]
         for at, one in enumerate(places):
             if one is Ellipsis:
                 places[at : at + 1] = [slice(None)] * (self.ndim - len(places) + 1)
@@ -155,9 +157,7 @@ class PartedTensor(Tensor):
 
     def _order(self, dims: Any) -> list[int]:
         """The dims that a permutation names."""
-        if len(dims) == 1 and not isinstance(dims[0], int):
-            dims = dims[0]
-        return [one % self.ndim for one in dims]
+        return [one % self.ndim for one in _listed(dims)]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -193,6 +193,13 @@ class PartedTensor(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # torch's takes what is called by name
         """Refuse what comes around `__torch_function__`."""
         raise refused(cls, func)
+
+
+def _listed(numbers: Any) -> list[int]:
+    """Numbers that are given one by one, or in a list."""
+    if len(numbers) == 1 and not isinstance(numbers[0], int):
+        (numbers,) = numbers
+    return [*numbers]
 
 
 def refused(kind: PartedTensor | type[PartedTensor], func: Any) -> ModuleError:

@@ -69,7 +69,8 @@ def refuse(arguments: Arguments, model: nn.Module) -> None:
 
 
 def _take(*args: Any, **kwargs: Any) -> Any:
-    if (place := open_blocks.around_call()) is not None:
+    place = open_blocks.around_call()
+    if place is not None:
         raise ModuleError(
             f"The training step calls the model within a block of `with` or `try` ({place}). With "
             "a schedule the step is left at that call, and what the block has opened would not "

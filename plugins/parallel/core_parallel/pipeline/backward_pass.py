@@ -112,12 +112,17 @@ class RunsBackward:
     ) -> list[Tensor | None]:
         """The gradients of what a stage has handed on: of every tensor that can have one."""
         owner = self.layout.owner(stage + 1)
-        if owner == self.line.position:
-            found = iter(made.gradients.pop((stage, index)))
-        else:
-            what = f"the gradient of stage {stage}'s output for microbatch {index}"
-            found = iter([self.line.receive(one, owner, what) for one in outputs if can_learn(one)])
-        return [next(found) if can_learn(one) else None for one in outputs]
+        what = f"the gradient of stage {stage}'s output for microbatch {index}"
+        own = iter(made.gradients.pop((stage, index), ()))
+        found: list[Tensor | None] = []
+        for one in outputs:
+            if not can_learn(one):
+                found.append(None)
+            elif owner == self.line.position:
+                found.append(next(own))
+            else:
+                found.append(self.line.receive(one, owner, what))
+        return found
 
     @contextmanager
     def added_up(self) -> Iterator[None]:
@@ -154,13 +159,15 @@ def set_aside(parameters: Sequence[Tensor]) -> Iterator[None]:
 def add_to(gradients: Mapping[Tensor, Tensor]) -> None:
     """Add gradients to those that parameters have."""
     for parameter, gradient in gradients.items():
-        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        if parameter.grad is not None:
+            gradient = parameter.grad + gradient
+        parameter.grad = gradient
 
 
 def _cut(gradient: Tensor | None, sizes: Sequence[int | None]) -> Sequence[Tensor | None]:
     if gradient is None or len(sizes) == 1:
         return [gradient] * len(sizes)
-    return gradient.split([size or 0 for size in sizes])
+    return [*torch.split(gradient, [size or 0 for size in sizes])]
 
 
 def _gradient(one: Tensor) -> Tensor:

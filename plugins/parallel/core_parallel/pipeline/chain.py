@@ -111,7 +111,9 @@ class Chain(RunsBackward):
         ):
             number = 1
             self._warn_unclear()
-        return number if self.peers is None else self.peers.least(number)
+        if self.peers is not None:
+            number = self.peers.least(number)
+        return number
 
     def _in_pieces(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """All ranks of the pipeline. The result of all stages, microbatch by microbatch."""
@@ -279,7 +281,7 @@ class Chain(RunsBackward):
 
     def _signature(self, piece: Any) -> Any:
         """A key of what shapes between stages follow from, as far as all ranks know it."""
-        return *_shapes(piece), self.layout.module.training, torch.is_grad_enabled()
+        return repr(forms.of(piece)), self.layout.module.training, torch.is_grad_enabled()
 
     def check_outputs(self, stage: int, outputs: Sequence[Any]) -> None:
         """Refuse results of a stage that can't go to another rank.
@@ -315,10 +317,3 @@ class Chain(RunsBackward):
         shared = [self.line.share(one, owner, "the result of the model") for one in likes]
         arrive(shared)
         return tree_unflatten(shared, form)
-
-
-def _shapes(piece: Any) -> tuple[Any, str]:
-    leaves, form = tree_flatten(piece)
-    return tuple(
-        forms.of(leaf) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves
-    ), str(form)

@@ -32,11 +32,11 @@ class Seeds:
 
     def __init__(self, base: int, stream: int, device: torch.device) -> None:
         self._base, self._stream = base, stream
-        # torch.manual_seed takes a traceback for each kind of device that isn't in use, which is 1
-        # ms.
-        self._seed = (
-            torch.default_generator.manual_seed if device.type == "cpu" else torch.manual_seed
-        )
+        self._seed = torch.manual_seed
+        if device.type == "cpu":
+            # torch.manual_seed takes a traceback for each kind of device that isn't in use, which
+            # is 1 ms.
+            self._seed = torch.default_generator.manual_seed
 
     def begin(self, stage: int, microbatch: int) -> None:
         """Begin with the numbers of a stage and a microbatch."""
@@ -47,8 +47,8 @@ class Seeds:
         number = self._number(num_stages, microbatch)
         self._seed(number)
         random.seed(number)
-        if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed(number % (1 << 32))
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(number % (1 << 32))
 
     def _number(self, stage: int, microbatch: int) -> int:
         # The CPU's generator takes the lowest 32 bits alone.

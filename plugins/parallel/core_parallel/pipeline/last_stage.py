@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """The kind and the names of a step's numbers.
+    """The kind and the names of a step's numbers, which nobody has to read for that.
 
     Attributes:
         kind: of what the step has returned: "loss", "dict", "weighted", or "nothing".
@@ -36,25 +36,48 @@ class Described:
     counted: tuple[tuple[str, bool], ...]
     refusal: str = ""
 
+    @property
+    def size(self) -> int:
+        """How many numbers there are."""
+        return 3 + len(self.logged) + len(self.counted)
 
-def share(chain: Chain, run: ScheduledRun) -> tuple[Described, list[Tensor]]:
-    """All ranks of the pipeline. The numbers of the last stage, and what they are.
+
+def share(
+    chain: Chain, run: ScheduledRun, before: Described | None
+) -> tuple[Described, list[Tensor]]:
+    """All ranks of the pipeline. The numbers of the last stage, in one message if it logs what it
+    did before.
+
+    Args:
+        chain: of the model.
+        run: the step.
+        before: the description of the step before.
 
     Raises:
         ModuleError: the losses of microbatches don't make up that of their batch.
     """
     line = chain.line
     owner = chain.layout.owner(chain.layout.num_stages - 1)
+    described = None
     dtype = torch.float32 if line.device.type == "mps" else torch.float64
-    like = torch.zeros(0, dtype=dtype, device=line.device)
-    found = None
+    numbers = torch.zeros(0, dtype=dtype, device=line.device)
     if line.position == owner:
-        described, own = _summarized(run, like)
-        found = described, own.tolist()
-    described, numbers = line.share_object(found, owner, "the numbers of the step")
+        described, numbers = _summarized(run, numbers)
+    if before is not None:
+        mark = torch.full((1,), float(described == before), dtype=dtype, device=line.device)
+        message = mark.new_zeros(1 + before.size)
+        if described == before:
+            message = torch.cat([mark, numbers])
+        message = line.share(message, owner)
+        if message[0]:
+            return before, list(message[1:])
+    described = line.share_object(described, owner)
+    assert described is not None
     if described.refusal:
         raise ModuleError(described.refusal)
-    return described, list(like.new_tensor(numbers))
+    return described, list(
+        line.share(numbers if numbers.numel() else numbers.new_zeros(described.size), owner)
+    )
 
 
 def _summarized(run: ScheduledRun, like: Tensor) -> tuple[Described, Tensor]:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from core_parallel.context.sequence import Context
     from core_parallel.pipeline.chain import Chain
     from core_parallel.pipeline.draws import Draws
+    from core_parallel.pipeline.last_stage import Described
     from core_parallel.pipeline.schedules import Schedule
     from core_parallel.pipeline.stage_module import Arguments
 
@@ -65,11 +66,13 @@ class _Runner:
     Attributes:
         stages: of this rank, by number.
         schedule: torch's.
+        described: the numbers that the last stage had to tell in the step before.
         length: of this rank's part of a sequence.
     """
 
     stages: dict[int, StageModule]
     schedule: Any = None
+    described: Described | None = None
     length: int = 0
 
 
@@ -169,7 +172,7 @@ class ScheduledStep:
         self._runners[key] = runner
         if len(self._runners) > _KEPT:
             self._runners.pop(next(iter(self._runners)))
-        return self._finish(run, module, gradients)
+        return self._finish(runner, run, module, gradients)
 
     def _begin(self, runner: _Runner, run: ScheduledRun) -> None:
         """All ranks of the pipeline. Compute the first microbatch forward, and what its step makes
@@ -216,9 +219,11 @@ class ScheduledStep:
         computed.
         """
         runner.stages = stages
-        made = [self._stage(stage, module) for stage, module in stages.items()]
+        made: Any = [self._stage(stage, module) for stage, module in stages.items()]
+        if not self._schedule.has_several_stages:
+            (made,) = made
         runner.schedule = get_schedule_class(self._schedule.name)(
-            made if self._schedule.has_several_stages else made[0],
+            made,
             number,
             loss_fn=lambda output, target: self._losses.pop(int(target)),
             scale_grads=False,
@@ -265,8 +270,11 @@ class ScheduledStep:
             if self._sequence is not None:
                 self._sequence.length = runner.length
         numbers = torch.arange(len(run.cut))
-        inputs = [numbers] if 0 in layout.own_stages else []
-        options: dict[str, Any] = {"target": numbers} if self.last in layout.own_stages else {}
+        inputs, options = [], {}
+        if 0 in layout.own_stages:
+            inputs.append(numbers)
+        if self.last in layout.own_stages:
+            options["target"] = numbers
         with set_aside(learning), schedule_errors.as_raised():
             # Autocast is for forward, and the schedule runs backward too.
             without = torch.autocast(chain.line.device.type, enabled=False)
@@ -333,8 +341,10 @@ class ScheduledStep:
             with self._following(run, run.cut[index]) as mode, ExitStack() as until_end:
 
                 def call(*args: Any, **kwargs: Any) -> Any:
-                    found = partial(answer, *args, **kwargs)
-                    found = found() if mode is None else mode.answered(found)
+                    found: Any = partial(answer, *args, **kwargs)
+                    if mode is not None:
+                        found = partial(mode.answered, found)
+                    found = found()
                     leaves.extend(tree_leaves(found))
                     if is_first:
                         until_end.enter_context(user_step.unchanging(self._chain.layout.user))
@@ -353,15 +363,17 @@ class ScheduledStep:
                 "one batch. Return a loss for each, all with a weight or all without; or leave "
                 "schedule out."
             )
-        run.weights.append(1.0 if weight is None else float(weight))
+        run.weights.append(float(weight))
         if not run.reference:
-            guess, peers = run.weights[-1] * len(run.cut), self._chain.peers
-            run.reference = guess if peers is None else peers.reference(guess)
+            run.reference = run.weights[-1] * len(run.cut)
+            if self._chain.peers is not None:
+                run.reference = self._chain.peers.reference(run.reference)
         if run.is_followed:
             run.marked.append(loss)
         if loss is None or not run.weights[-1]:  # the loss of no items may be NaN
             run.losses.append(torch.zeros((), device=leaves[0].device))
-            return leaves[0].sum() * 0
+            nothing: Tensor = leaves[0].sum() * 0
+            return nothing
         run.losses.append(loss.detach())
         if self._sequence is not None:
             self._sequence.share(loss)
@@ -370,6 +382,7 @@ class ScheduledStep:
 
     def _finish(
         self,
+        runner: _Runner,
         run: ScheduledRun,
         module: nn.Module,
         gradients: dict[nn.Parameter, Tensor],
@@ -377,7 +390,8 @@ class ScheduledStep:
         """All ranks of the pipeline. Bring the last stage's numbers to all, log them, and return
         the loss.
         """
-        described, numbers = last_stage.share(self._chain, run)
+        described, numbers = last_stage.share(self._chain, run, runner.described)
+        runner.described = described
         loss, total, factor, *others = numbers
         num_logged = len(described.logged)
         replay(module, described.logged, others[:num_logged])
@@ -391,6 +405,8 @@ class ScheduledStep:
         made: Tensor = ScheduledLoss.apply(
             loss.to(described.dtype), anchor, gradients, factor, self._chain
         )  # type: ignore[no-untyped-call]  # torch's
+        if described.kind == "loss":
+            return made
         if described.kind == "weighted":
             return {"loss": made, "weight": float(total)}
-        return made if described.kind == "loss" else {"loss": made}
+        return {"loss": made}

@@ -129,7 +129,9 @@ class StageModule(nn.Module):
     def _called(self, index: int, given: tuple[Tensor, ...], call: Arguments) -> tuple[Tensor, ...]:
         if self._known is not None:
             self._chain.learn(self._known)
-        arrived = self._arrived(given) if self._stage else None
+        arrived = None
+        if self._stage:
+            arrived = self._arrived(given)
         self._seeds.begin(self._stage, index)
         with self._context():
             arrive(tree_leaves(arrived))
@@ -160,15 +162,14 @@ class StageModule(nn.Module):
         """The result of the stage before, of its structure and dtypes."""
         assert self._given_header is not None
         form, kinds = self._given_header
-        leaves = [
-            self._with_gradient(one) if one.requires_grad else one.to(kind.dtype)
-            for one, kind in zip(given, kinds, strict=True)
-        ]
+        leaves = []
+        for one, kind in zip(given, kinds, strict=True):
+            leaf = one.to(kind.dtype)
+            if self._splits and one.requires_grad:
+                # Of a whole backward it is laid out as the tensor, which came in one piece.
+                leaf = _Arrived.apply(one)  # type: ignore[no-untyped-call]  # torch's
+            leaves.append(leaf)
         return tree_unflatten(leaves, form)
-
-    def _with_gradient(self, one: Tensor) -> Tensor:
-        # Of a whole backward it is laid out as the tensor, which came in one piece.
-        return _Arrived.apply(one) if self._splits else one  # type: ignore[no-untyped-call]  # torch's
 
     def look_at(self, results: Any) -> None:
         """Split no backward of this stage, if torch couldn't."""
@@ -220,7 +221,9 @@ def _nothing_later() -> Callable[[], None]:
 
 def travelling(tensor: Tensor) -> Tensor:
     """A tensor as it goes to another rank: backends know no booleans."""
-    return tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor
+    if tensor.dtype == torch.bool:
+        return tensor.to(torch.uint8)
+    return tensor
 
 
 def _shown(header: Header) -> str:

@@ -5,7 +5,7 @@ back.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -72,7 +72,9 @@ def parted_leaf(
     if not isinstance(value, Tensor | TensorForm):
         return value
     cut = cut_axes(value)
-    places = coordinates if cut.isdisjoint(of_experts) else of_experts
+    places = of_experts
+    if cut.isdisjoint(of_experts):
+        places = coordinates
     is_first = not any(place for axis, place in places.items() if axis not in cut)
     shape = tuple(value.shape)
     if not is_first or position != (owner or 0):
@@ -150,7 +152,9 @@ def _described(leaf: Any) -> Any:
     """
     if not isinstance(leaf, Tensor):
         return leaf
-    return forms.of(leaf) if leaf.ndim else leaf.detach().cpu()
+    if not leaf.ndim:
+        return leaf.detach().cpu()
+    return forms.of(leaf)
 
 
 def for_module(own: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +165,7 @@ def for_module(own: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, An
         own: the module's tensors, by the same names.
         state: whole, or in parts.
     """
-    loaded: dict[str, Any] = copy.copy(state)  # type: ignore[assignment]  # with the versions of modules
+    loaded = cast("dict[str, Any]", copy.copy(state))  # with the versions of modules
     loaded.update({name: _for_tensor(leaf, own.get(name)) for name, leaf in state.items()})
     return loaded
 
@@ -170,9 +174,13 @@ def _for_tensor(leaf: Any, own: Any) -> Any:
     if isinstance(leaf, ShardedLeaf):
         if leaf.chunks:
             found = leaf.chunks[0].tensor
-            return beside(found, own) if isinstance(own, DTensor) else found
-        fits = isinstance(own, Tensor) and not own.is_meta and tuple(own.shape) == leaf.global_shape
-        return own if fits else torch.empty(leaf.global_shape, dtype=leaf.dtype, device="meta")
+            if isinstance(own, DTensor):
+                return beside(found, own)
+            return found
+        fits = isinstance(own, Tensor) and tuple(own.shape) == leaf.global_shape
+        if fits and not own.is_meta:
+            return own
+        return torch.empty(leaf.global_shape, dtype=leaf.dtype, device="meta")
     if isinstance(leaf, Tensor) and isinstance(own, Tensor) and own.is_meta:
         return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
     return leaf
@@ -214,4 +222,6 @@ def placed(leaf: Any, parameter: Tensor) -> Any:
         return leaf
     if isinstance(parameter, DTensor) and not isinstance(leaf, DTensor):
         return placed_like(leaf, parameter)
-    return leaf.to("meta" if parameter.is_meta else parameter.device)
+    if parameter.is_meta:
+        return leaf.to("meta")
+    return leaf.to(parameter.device)

@@ -50,16 +50,16 @@ def agreed(line: Line) -> Iterator[None]:
     waits for it.
     """
     error: CoreError | None = None
+    own = None
     try:
         yield
     except CoreError as raised:
-        error = raised
-    texts = line.gather_objects(None if error is None else str(error))
+        error, own = raised, str(raised)
+    texts = line.gather_objects(own)
     if error is not None:
         raise error
-    for text in texts:
-        if text is not None:
-            raise ModuleError(text)
+    for text in filter(None, texts):
+        raise ModuleError(text)
 
 
 @contextmanager
@@ -98,25 +98,28 @@ def refuse_without_call(chain: Chain) -> NoReturn:
 
 
 def unpack(found: Any) -> tuple[str, Tensor | None, Any]:
-    """The kind of what a step has returned, the loss, and its weight.
+    """The kind of what a step has returned, the loss, and its weight, which is 1 if it says none.
 
     Raises:
         ModuleError: there is more in it.
     """
     if found is None:
-        return "nothing", None, None
+        return "nothing", None, 1
     if isinstance(found, Tensor) and found.numel() == 1:
-        return "loss", found, None
+        return "loss", found, 1
     if not isinstance(found, dict) or not isinstance(found.get("loss"), Tensor):
         raise ModuleError(
             f"The training step returned a {type(found).__name__}; expected a scalar tensor, a "
             "dict with one under 'loss', or None."
         )
-    if others := sorted(set(found) - {"loss", "weight"}):
+    others = sorted(set(found) - {"loss", "weight"})
+    if others:
         raise ModuleError(
             f"The training step returned {', '.join(map(repr, others))} beside the loss. With a "
             "schedule the loss and its weight are brought to all ranks, and nothing else: log "
             "numbers, or leave schedule out."
         )
     weight = found.get("weight")
-    return "dict" if weight is None else "weighted", found["loss"], weight
+    if weight is None:
+        return "dict", found["loss"], 1
+    return "weighted", found["loss"], weight

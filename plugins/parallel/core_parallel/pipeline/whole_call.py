@@ -34,7 +34,9 @@ def call(chain: Chain, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with ExitStack() as until_end:
 
         def compute(index: int, given: Any) -> Any:
-            looked_at = nullcontext() if look is None else look.noting()
+            looked_at: Any = nullcontext()
+            if look is not None:
+                looked_at = look.noting()
             with chain.context(), RecordedLogs().instead_of(chain.layout.user), looked_at:
                 result = replay.computed(index, begin, given)
             if index == end - 1:

@@ -57,4 +57,5 @@ def _names(name: str, plan: Iterable[str], modules: Mapping[str, nn.Module]) -> 
     heads = getattr(modules[above], "_pp_plan", None) or ()
     if name and _has(modules[above], heads):
         named += [f"{above}.{one}".lstrip(".") for one in heads]
-    return [one + ".*" * isinstance(modules[one], nn.ModuleList) for one in named]
+    # the class around it has the plan of the base too
+    return [one + ".*" * isinstance(modules[one], nn.ModuleList) for one in dict.fromkeys(named)]

@@ -23,7 +23,7 @@ from core_parallel.following.rules import arguments_of, result_of
 from core_parallel.following.terms import LINEAR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _LARGEST_TO_ADD = 1e-5  # to a sum by which something is divided
 _TOLERANCE = 1e-5
@@ -86,6 +86,10 @@ class FollowedMicrobatch(Following):
             self.depth -= 1
         self.begin(found)
         return found
+
+    def has_marked(self, given: Sequence[Tensor]) -> bool:
+        """True if one has a mark, along whichever axis."""
+        return any(hasattr(one, "_core_parallel_marks") for one in given)
 
     def result_of(self, func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> Any:
         """The mark of an operation's results."""

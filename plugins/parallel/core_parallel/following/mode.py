@@ -157,7 +157,7 @@ class Following(TorchDispatchMode):
         result = func(*args, **kwargs)
         mark: Any = None
         given = tensors_in((*args, *kwargs.values()))
-        if any(mark_of(one, self.axis) is not None for one in given):
+        if self.has_marked(given):
             mark = self._put_marks(kind, func, args, kwargs, result)
         if mark is None and kind.draws and self.axis == "tensor" and own_draws.is_open():
             put(tensors_in([result]), self.axis, Mixed(str(func), draws=True))
@@ -166,6 +166,10 @@ class Following(TorchDispatchMode):
             for one in tensors_in([result]):
                 one._core_parallel_base = base  # type: ignore[attr-defined]  # ours
         return result
+
+    def has_marked(self, given: Sequence[Tensor]) -> bool:
+        """True if the marks of an operation's results are to be found, by its arguments."""
+        return any(mark_of(one, self.axis) is not None for one in given)
 
     def _put_marks(self, kind: _Kind, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
         """Mark the results of an operation with marked arguments."""

@@ -33,7 +33,7 @@ integers, by which a program decides what it does."""
 
 _SENT_BYTES = 2**16
 """Between real ranks a tensor of at most this size is sent, such as a pickled object or a loss; of
-one without values, zeros. Both sides know the size."""
+one without values, ones, as `_assume` takes them to be. Both sides know the size."""
 
 _HANDED = ("tensors", "tensor", "inputs", "input", "input_tensors", "input_tensor")
 """The arguments of a collective that hold what this rank gives."""
@@ -283,7 +283,7 @@ def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def _with_values(leaf: Any) -> Any:
-    return torch.zeros(leaf.shape, dtype=leaf.dtype) if isinstance(leaf, FakeTensor) else leaf
+    return torch.ones(leaf.shape, dtype=leaf.dtype) if isinstance(leaf, FakeTensor) else leaf
 
 
 def _bare(leaf: Any) -> Any:

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
+from core.contract import refuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,12 +77,13 @@ class MadeTensors(TorchFunctionMode):
         held = _held([alive.pop(key) for key in alive.keys() - known])
         del alive
         if held and (kept := _kept(held)):
-            raise ModuleError(
+            text = (
                 f"{title} keeps a tensor of shape {tuple(kept[0].shape)} elsewhere than in its "
                 "result: in a list, or by a hook. Each rank of a pipeline would have those of its "
                 "own parts, of one microbatch after the other. Return it with the result, through "
                 "the parts behind; or keep numbers."
             )
+            refuse(ModuleError(text), axis="pipeline")
 
 
 def _held(tensors: list[Any]) -> list[Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from core import ModuleError
+from core.contract import refuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,11 +53,12 @@ def microbatches_for(
                 "it. Use BatchNorm, or a norm that doesn't depend on the batch, such as GroupNorm."
             )
         if schedule is not None:
-            raise ModuleError(
+            text = (
                 f"{type(norm).__name__} {name!r} would take its statistics from microbatches, of "
                 f"which schedule={schedule.name!r} needs several. Leave schedule out, or use a "
                 "norm that doesn't depend on the batch, such as GroupNorm."
             )
+            refuse(ModuleError(text), axis="pipeline")
         if microbatches not in (None, 1):
             raise ModuleError(
                 f"{type(norm).__name__} {name!r} would take its statistics from "

@@ -16,7 +16,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
-from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, put
+from core.contract import refuse
+from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, place_of, put
 from core_parallel.following.mode import Following, is_in_backward
 from core_parallel.mesh.placements import cut_axes, own_part
 from core_parallel.modules.absent import is_absent
@@ -144,9 +145,9 @@ def followed(
         }
         if any(map(_is_elsewhere, one.parameters())) or any(map(_cuts_sequence, inside.values())):
             continue
-        refuse = partial(_refuse, name, one)
+        differs = partial(_refuse, name, one)
         for layer, style in inside.items():
-            handles += _around(module.get_submodule(layer), style, following, refuse)
+            handles += _around(module.get_submodule(layer), style, following, differs)
         handles.append(one.register_forward_hook(partial(_check_result, name)))
     try:
         with uncompiled(), following:
@@ -157,10 +158,11 @@ def followed(
     for name, buffer in module.named_buffers():
         if (mark := mark_of(buffer, _AXIS)) is not None:
             put([buffer], _AXIS, None)
-            raise ModuleError(
+            text = (
                 f"The buffer {name!r} is changed by what each rank of a tensor group has a part "
                 f"of, and would be another one on each. {_said(mark)}{_CURE}"
             )
+            refuse(ModuleError(text), axis=_AXIS, place=place_of(mark))
 
 
 def _is_elsewhere(parameter: Tensor) -> bool:
@@ -174,7 +176,7 @@ def _cuts_sequence(style: Any) -> bool:
 
 
 def _around(
-    layer: nn.Module, style: Any, following: Following, refuse: Callable[[Mark], None]
+    layer: nn.Module, style: Any, following: Following, differs: Callable[[Mark], None]
 ) -> Iterator[RemovableHandle]:
     """The hooks of one layer: torch's own see to how its result lies."""
 
@@ -186,7 +188,7 @@ def _around(
         mark, layout = mark_of(given, _AXIS), style.input_layouts[0]
         expected = PartAlong(layout.dim % given.ndim) if isinstance(layout, Shard) else None
         if mark != expected and not isinstance(given, DTensor):
-            refuse(mark)
+            differs(mark)
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
         following.depth -= 1
@@ -203,27 +205,29 @@ def _check_result(name: str, module: nn.Module, args: Any, result: Any) -> None:
     for one in tree_leaves(result):
         if isinstance(mark := mark_of(one, _AXIS), Mixed):
             _refuse(name, module, mark)
+            put([one], _AXIS, None)
 
 
 def _refuse(name: str, module: nn.Module, mark: Mark) -> None:
-    if isinstance(mark, Mixed) and mark.draws:
-        raise ModuleError(
-            f"{type(module).__name__} {name!r} drops some of what all ranks of a tensor group have "
-            "whole, between its layers that are cut by columns and by rows, where each rank draws "
-            "a mask of its own. Do that before the first of them or behind the last, or leave both "
-            "out of the plan."
-        )
-    raise ModuleError(
+    text = (
         f"{type(module).__name__} {name!r} computes other values with the layers that the tensor "
         f"plan cuts than whole. {_said(mark)}{_CURE}A norm, a softmax, a choice of the largest or "
         "a sum over them isn't: cut the layer before it by 'colwise_gather_output' and give the "
         "one after it 'rowwise_split_input', or leave both out of the plan."
     )
+    if isinstance(mark, Mixed) and mark.draws:
+        text = (
+            f"{type(module).__name__} {name!r} drops some of what all ranks of a tensor group have "
+            "whole, between its layers that are cut by columns and by rows, where each rank draws "
+            "a mask of its own. Do that before the first of them or behind the last, or leave both "
+            "out of the plan."
+        )
+    refuse(ModuleError(text), axis=_AXIS, place=place_of(mark))
 
 
 def _said(mark: Mark) -> str:
     if isinstance(mark, Mixed):
-        return f"At the first difference each rank computes {mark.operation} of its own part. "
+        return f"At the first difference each rank computes {mark} of its own part. "
     if mark is None:
         return "A layer that is cut by rows is given what all ranks have whole. "
     return f"A layer is given what is cut along its dim {mark.dim}. "

@@ -17,13 +17,13 @@ NODES = {
     "plugins/fsdp": 15_330,
     "plugins/lightning": 43_515,
     "plugins/parallel": 87_165,
-    "plugins/plan": 28_490,
+    "plugins/plan": 32_136,
     "plugins/report": 10_850,
     "plugins/resilience": 21_660,
     "plugins/testing": 61_460,
     "plugins/training": 93_000,
     "plugins/transformers": 10_060,
-    "plugins": 503_498,
+    "plugins": 507_144,
 }
 """Of core-base, all plugins, and each plugin that has more than 10,000. What is added takes as much
 out.

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from core.contract.layout import ExplainsLayout
     from core.contract.logger import Logger
     from core.contract.precision import ClippingAlgorithm, NumberFormats, Precision
+    from core.contract.proof import Proof, Remark, doubt, follows, refuse, users_line
     from core.contract.protocols import (
         ComputesLoss,
         KeepsRankState,
@@ -108,8 +109,10 @@ __all__ = [
     "PathLike",
     "PluginLoadError",
     "Precision",
+    "Proof",
     "RankLocation",
     "ReduceOp",
+    "Remark",
     "ReplicasDifferError",
     "SetsUpJointly",
     "SetupHost",
@@ -125,11 +128,15 @@ __all__ = [
     "WorkerError",
     "World",
     "did_you_mean",
+    "doubt",
     "empty_hook",
+    "follows",
     "hookimpl",
     "is_empty_hook",
     "near_names",
     "normalize_alias",
+    "refuse",
+    "users_line",
 ]
 
 __getattr__, __dir__ = lazy_exports(__name__)

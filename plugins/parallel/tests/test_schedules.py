@@ -507,7 +507,11 @@ def by_hand(model):
             r"loss for a batch isn't the mean of those for its 4 microbatches: it is a sum\. .* "
             r"without schedule",
         ),
-        (contrasted, None, r"4 microbatches: mm mixes its samples\. .* goes without schedule"),
+        (
+            contrasted,
+            None,
+            r"4 microbatches: mm \(.*test_schedules\.py:\d+\) mixes its samples\. .* goes without schedule",
+        ),
         (
             with_more,
             None,
@@ -655,7 +659,7 @@ def test_losses_of_microbatches_are_followed_again_at_another_key(loss):
     ):
         assert re.search(
             r"loss for a batch isn't the mean of those for its 2 microbatches: (they are means over "
-            r"1, 4 items, and their weights are 1, 1|mm mixes its samples|it is a sum)\.",
+            r"1, 4 items, and their weights are 1, 1|mm \(.*test_schedules\.py:\d+\) mixes its samples|it is a sum)\.",
             error,
         ), error
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from core_plan.fits import Assessment, Change
     from core_plan.planner import MemoryPlan
+    from core_plan.prover import ProgramProof
 
 __all__ = ["plan"]
 
@@ -26,6 +27,7 @@ Examples:
   core plan train.py --devices 8 --num-nodes 128 --memory 80GiB --strategies fsdp,parallel:shard=8,tensor=8
   core plan my_models:Llama --devices 8 --precision bf16-true --page plan.html
   core plan train.py --devices 8 --json -- --width 4096 > plan.json
+  core plan train.py --devices 8 --num-nodes 512 --strategies parallel:tensor=8,context=4,data=128 --prove
 """  # noqa: E501
 
 
@@ -57,6 +59,11 @@ Examples:
     is_flag=True,
     help="Plan for fewer devices too; the page draws the peak over them.",
 )
+@click.option(
+    "--prove",
+    is_flag=True,
+    help="Say in place of what it needs whether it is right: a line for each thing that isn't.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--show-output",
@@ -79,6 +86,7 @@ def plan(
     precision: str | None,
     page: Path | None,
     over_devices: bool,
+    prove: bool,
     as_json: bool,
     show_output: bool,
     verbose: bool,
@@ -93,6 +101,9 @@ def plan(
     planning = _Planning(
         program, arguments, devices, num_nodes, precision, is_loud=show_output and not as_json
     )
+    if prove:
+        _prove(planning, strategies, as_json=as_json)
+        return
     assessments = planning.assessments(strategies, limit_bytes)
     curves = planning.curves([each.plan for each in assessments]) if over_devices else {}
     if page is not None:
@@ -102,12 +113,7 @@ def plan(
     if as_json:
         from core_plan.table import as_json as row
 
-        place = {
-            "program": program,
-            "devices": devices,
-            "num_nodes": num_nodes,
-            "limit_bytes": limit_bytes,
-        }
+        place = {**planning.place, "limit_bytes": limit_bytes}
         say_json({**place, "plans": [row(each) for each in assessments]})
         return
     from core_plan.table import print_assessments
@@ -117,6 +123,21 @@ def plan(
     print_assessments(assessments, verbose=verbose)
     if page is not None:
         say(f"The page is {page}.")
+
+
+def _prove(planning: _Planning, strategies: str | None, *, as_json: bool) -> None:
+    """Print what is wrong under each strategy, and end with status 1 if anything is or may be."""
+    from core_plan.proof_lines import print_proof, row
+
+    proofs = planning.proofs(strategies)
+    if as_json:
+        say_json({**planning.place, "proofs": [row(each) for each in proofs]})
+    else:
+        say(styled(planning.title, bold=True))
+        for each in proofs:
+            print_proof(each)
+    if any(each.findings for each in proofs):
+        raise click.exceptions.Exit(1)
 
 
 class _Planning:
@@ -137,6 +158,7 @@ class _Planning:
         self._options: dict[str, Any] = {} if precision is None else {"precision": precision}
         self._is_loud = is_loud
         ranks = devices * num_nodes
+        self.place = {"program": program, "devices": devices, "num_nodes": num_nodes}
         self.title = f"{program} on {ranks} device{'s' * (ranks != 1)}"
 
     def assessments(self, strategies: str | None, limit_bytes: int | None) -> list[Assessment]:
@@ -169,6 +191,27 @@ class _Planning:
             if own and not strategies and own not in (*found, *waiting):
                 waiting.insert(0, own)
         return [*found.values()]
+
+    def proofs(self, strategies: str | None) -> list[ProgramProof]:
+        """One for each strategy, in their order."""
+        from core_plan.contender import parse_contenders
+        from core_plan.layouts import installed_strategies
+        from core_plan.prover import prove
+
+        names = [strategies] if strategies else installed_strategies(self._devices, self._num_nodes)
+        found: list[ProgramProof] = []
+        for contender in parse_contenders(names):
+            click.echo(shown("Rehearsing ", str(contender)), err=True)
+            found += prove(
+                self._program,
+                strategies=[str(contender)],
+                devices=self._devices,
+                num_nodes=self._num_nodes,
+                arguments=self._arguments,
+                is_loud=self._is_loud,
+                **self._options,
+            )
+        return found
 
     def curves(self, plans: Sequence[MemoryPlan]) -> dict[str, list[MemoryPlan]]:
         """Plans for fewer devices, then those that are given, by strategy; those alone that there

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib
-import os
-import resource
-import sys
-import tempfile
-import types
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from core import ConfigurationError
-from core_plan.child import in_children
 from core_plan.contender import Contender, parse_contenders
+from core_plan.stage import MOST_PROCESSES, Stage, available_bytes, import_once, runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
-
-
-_TIMEOUT_S = 120.0
-_MOST_PROCESSES = 8
-"""A strategy whose ranks do different things, such as a pipeline's, is rehearsed by all of them: by
-at most so many.
-"""
 
 
 @dataclass(frozen=True)
@@ -98,83 +83,25 @@ def plan(
         is_loud: let the program print.
         options: arguments of Trainer that replace the program's, such as `precision`.
     """
-    _import_once()
-    run = _runner(program, list(arguments))
+    import_once()
+    run = runner(program, list(arguments))
     given = {name: value for name, value in options.items() if value is not None}
     return [
         MemoryPlan(
             str(each),
             devices,
             num_nodes,
-            **_rehearsed(_Stage(run, each, devices, num_nodes, given, is_loud)),
+            **_rehearsed(Stage(run, each, devices, num_nodes, given, is_loud)),
         )
         for each in parse_contenders(strategies)
     ]
 
 
-def _import_once() -> None:
-    """Import here what each rehearsal needs, in a fork of this process."""
-    import torch._dynamo  # noqa: F401  # by every optimizer
-
-    import core_plan.rehearsal.rehearse  # noqa: F401
-
-
-@dataclass(frozen=True)
-class _Stage:
-    """Where a program is rehearsed under one strategy.
-
-    Attributes:
-        run: the program.
-        contender: the strategy.
-        devices, num_nodes: the ranks.
-        options: arguments of Trainer or Fabric.
-        is_loud: let it print.
-    """
-
-    run: Callable[[], None]
-    contender: Contender
-    devices: int
-    num_nodes: int
-    options: Mapping[str, Any]
-    is_loud: bool
-
-    def rehearse(self, *, num_processes: int = 1, is_real: bool = False) -> dict[str, Any]:
-        """The findings of the rank that needs most, or the first failure.
-
-        Args:
-            num_processes: 1 pretends all other ranks; else as many as there are ranks.
-            is_real: with real tensors.
-        """
-
-        def child(rank: int, meeting: str | None, report: Callable[[Any], None]) -> None:
-            from core_plan.rehearsal.rehearse import Rehearsed
-
-            if is_real:  # a model whose size nobody knows ends by its own error
-                most = _available_bytes() // num_processes
-                resource.setrlimit(
-                    resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1])
-                )
-            place = (self.devices, self.num_nodes, self.options, report, rank, meeting)
-            Rehearsed(self.contender, *place, is_real=is_real)
-            self.run()
-
-        with tempfile.TemporaryDirectory() as folder:
-            meeting = f"{folder}/meeting" if num_processes > 1 else None
-            ranks = [functools.partial(child, rank, meeting) for rank in range(num_processes)]
-            every = in_children(ranks, timeout_s=_TIMEOUT_S, is_loud=self.is_loud)
-        # a rank's own, before lost connections to it
-        if failed := [one for one in every if "failure" in one]:
-            return max(
-                failed, key=lambda one: (bool(one.get("is_refusal")), "gloo" not in one["failure"])
-            )
-        return max(every, key=lambda one: sum(one["memory"].values()))
-
-
-def _rehearsed(stage: _Stage) -> dict[str, Any]:
+def _rehearsed(stage: Stage) -> dict[str, Any]:
     world_size = stage.devices * stage.num_nodes
     found = stage.rehearse()
     by_itself = found.pop("is_engine", False) or found.get("is_refusal")
-    if "failure" in found and not by_itself and 1 < world_size <= _MOST_PROCESSES:
+    if "failure" in found and not by_itself and 1 < world_size <= MOST_PROCESSES:
         found = stage.rehearse(num_processes=world_size)
     if "failure" in found and not found.get("is_refusal") and (run_small := _small(stage)):
         why = found["failure"]
@@ -188,15 +115,15 @@ def _rehearsed(stage: _Stage) -> dict[str, Any]:
     return found
 
 
-def _small(stage: _Stage) -> dict[str, Any] | None:
+def _small(stage: Stage) -> dict[str, Any] | None:
     """The findings of real runs of 1 and 2 ranks, and what follows from them for more; None if one
     of them fails.
     """
     alone = dataclasses.replace(stage, devices=1, num_nodes=1)
     needed = dataclasses.replace(alone, contender=Contender("single_device")).rehearse()
-    needed_bytes, available_bytes = 4 * sum(needed.get("memory", {}).values()), _available_bytes()
-    if needed_bytes > available_bytes:
-        size, free = f"{needed_bytes / 2**30:.0f} GiB", f"{available_bytes / 2**30:.0f} GiB"
+    needed_bytes, left_bytes = 4 * sum(needed.get("memory", {}).values()), available_bytes()
+    if needed_bytes > left_bytes:
+        size, free = f"{needed_bytes / 2**30:.0f} GiB", f"{left_bytes / 2**30:.0f} GiB"
         why = (
             f"It would have to run for real with 2 ranks, which takes some {size}; {free} are "
             "free here."
@@ -235,47 +162,3 @@ def _sent_by_more(operation: str, of_two: int, world_size: int) -> int:
     reduced.
     """
     return 2 * of_two // world_size if operation.startswith("allgather") else of_two
-
-
-def _available_bytes() -> int:
-    # macOS doesn't say how many are free.
-    pages = os.sysconf(
-        "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
-    )
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _runner(program: str | Callable[[], nn.Module], arguments: list[str]) -> Callable[[], None]:
-    """A function that runs the program to its end."""
-    if callable(program):
-        return functools.partial(_fit, program)
-    if os.path.isfile(program):
-        return functools.partial(_run_script, os.path.abspath(program), arguments)
-    module, colon, name = program.partition(":")
-    if program.endswith(".py"):
-        raise ConfigurationError(f"There is no file {program!r} in {os.getcwd()}.")
-    if not (colon and module and name):
-        raise ConfigurationError(f"{program!r}: expected a script's path, or module:Class.")
-    return functools.partial(_fit, lambda: _find(module, name)())
-
-
-def _find(module: str, name: str) -> Callable[[], nn.Module]:
-    sys.path.insert(0, os.getcwd())
-    found: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
-    return cast("Callable[[], nn.Module]", found)
-
-
-def _fit(make: Callable[[], nn.Module]) -> None:
-    from core import Trainer
-
-    Trainer().fit(make())
-
-
-def _run_script(path: str, arguments: list[str]) -> None:
-    sys.argv = [path, *arguments]
-    sys.path[0] = os.path.dirname(path)
-    main = types.ModuleType("__main__")
-    main.__file__ = path
-    sys.modules["__main__"] = main
-    with open(path, "rb") as file:
-        exec(compile(file.read(), path, "exec"), vars(main))  # the user's own program

@@ -123,6 +123,22 @@ def test_ranks_of_a_pipeline_rehearse_together():
     assert found.sent["send all"] == 8 * WIDTH * 4  # what the second stage gets
 
 
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble"])
+def test_ranks_of_a_schedule_rehearse_together(schedule):
+    in_v = schedule == "ZBVZeroBubble"
+
+    class Deep(Net):
+        """Has a part for each stage."""
+
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.Sequential(*self.layers, *Net().layers)
+
+    found = _plan(Deep, f"parallel:pipeline=2,schedule={schedule}{',stages_per_rank=2' * in_v}")
+    assert (found.failure, found.source) == (None, "rehearsed"), found.assumed
+    assert found.memory["parameters"] == 2 * LAYER_BYTES
+
+
 def test_a_strangers_strategy():
     class Buffered(DDPStrategy):
         """With 3 MiB of its own."""

@@ -13,6 +13,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from core import ModuleError
+from core.contract import refuse
 from core_parallel.communication import collectives
 from core_parallel.following import lengths
 from core_parallel.mesh.placements import own_part
@@ -55,7 +56,8 @@ def share(loss: Tensor, group: Any) -> list[RemovableHandle]:
             continue
         if node in in_parts:
             if in_parts[node] != is_part:
-                raise ModuleError(_USED_TWICE.format(node.name(), group.size()))
+                text = _USED_TWICE.format(node.name(), group.size())
+                refuse(ModuleError(text), axis="context")
             continue
         in_parts[node] = is_part
         lengths.refuse_in(node, f"of which each of {group.size()} ranks has a part under context=")

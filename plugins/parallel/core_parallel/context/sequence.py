@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from core import ModuleError
+from core.contract import refuse
 from core_parallel.communication import collectives
 from core_parallel.context import gradient_terms, masks
 from core_parallel.context.attention import AXIS, Attention, Caught
 from core_parallel.context.sequence_part import Positions, SequencePart
 from core_parallel.context.transformers_functions import TransformersFunctions
 from core_parallel.following.lengths import Length, Ratio
-from core_parallel.following.marks import Mixed, PartAlong, mark_of, put
+from core_parallel.following.marks import Mixed, PartAlong, mark_of, place_of, put
 from core_parallel.following.mode import Following, by_row
 from core_parallel.microbatches.recorded_logs import RecordedLogs
 from core_parallel.modules import forwards, graphs, own_state
@@ -133,13 +134,14 @@ class Context:
             or (isinstance(value, Length | Ratio) and value is not before.get(place))
         }
         if changes:
-            raise ModuleError(
+            text = (
                 f"{type(self.module).__name__} changes "
                 f"{', '.join(map(repr, own_state.names_of(changes)))} in itself, "
                 f"and to other values where each of {self._size} ranks has a part of the sequence: "
                 "a statistic, a count or a cache of what forward sees. Return what it is made of "
                 "by position, and update it in the step, after the call."
             )
+            refuse(ModuleError(text), axis=AXIS)
 
     @contextmanager
     def said(self) -> Iterator[None]:
@@ -243,27 +245,33 @@ class Context:
         if isinstance(leaf, PartedTensor):
             leaf = leaf.returned()
         own, has_losses = local_of(leaf), self.attention.has_losses
-        if self._following is not None:
-            self._refuse_no_part(own)
+        if self._following is not None and self._is_refused(own):
+            return leaf
         if isinstance(own, Tensor) and own.requires_grad and not torch.compiler.is_compiling():
             own.register_hook(partial(gradient_terms.refuse_terms, self.module, self._size))
         if not isinstance(leaf, Tensor) or (has_losses and leaf.ndim == 0):
             return leaf
         if leaf.ndim <= self._dim or leaf.shape[self._dim] != length // self._size:
-            raise ModuleError(
+            text = (
                 f"{type(self.module).__name__} returned a tensor of shape {tuple(leaf.shape)}, "
                 f"whose dim {self._dim} isn't the {length // self._size} positions of this rank: "
                 "what it was made of is unknown. Return values by position, or a loss by "
                 "cross_entropy; compute other losses and means in the step."
             )
+            refuse(ModuleError(text), axis=AXIS)
+            return leaf
         if self._joins:
             return collectives.join(leaf, self._dim, self._group)
         return SequencePart(
             leaf, Positions(self._dim, self._rank * self.length, length), self._group
         )
 
-    def _refuse_no_part(self, own: Any) -> None:
-        """Refuse a result that was computed of this rank's positions otherwise than by position."""
+    def _is_refused(self, own: Any) -> bool:
+        """Refuse a result that was computed of this rank's positions otherwise than by position.
+
+        Returns:
+            True if it was, and isn't joined.
+        """
         mark, has_losses = mark_of(own, AXIS), self.attention.has_losses
         is_loss = mark is None and has_losses
         if (
@@ -271,18 +279,18 @@ class Context:
             or mark == PartAlong(self._dim)
             or (is_loss and not own.ndim)
         ):
-            return
+            return False
         if own.ndim <= self._dim and not has_losses:
-            return  # it has no sequence, which is said otherwise
+            return False  # it has no sequence, which is said otherwise
         operation = (
-            f" At the first difference it computes {mark.operation}."
-            if isinstance(mark, Mixed)
-            else ""
+            f" At the first difference it computes {mark}." if isinstance(mark, Mixed) else ""
         )
-        raise ModuleError(
+        text = (
             f"{type(self.module).__name__} computes other values where each of {self._size} ranks "
             f"has a part of the sequence.{operation} {_CURE}"
         )
+        refuse(ModuleError(text), axis=AXIS, place=place_of(mark))
+        return own.ndim <= self._dim or own.shape[self._dim] != self.length
 
 
 def newest_turn(contexts: Iterable[Context]) -> int:
@@ -321,11 +329,12 @@ def check_whole_batches(module: nn.Module) -> None:
     """
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            raise ModuleError(
+            text = (
                 f"{type(part).__name__} {name!r} would take its statistics from a rank's part of "
                 "the sequence under context=. Use a norm that doesn't depend on other positions, "
                 "such as LayerNorm."
             )
+            refuse(ModuleError(text), axis=AXIS)
 
 
 @contextmanager

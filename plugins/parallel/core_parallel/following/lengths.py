@@ -13,6 +13,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
 from core import ModuleError
+from core.contract import refuse
 from core_parallel.following.marks import PartAlong, mark_of
 from core_parallel.modules.graphs import nodes_behind
 
@@ -120,11 +121,12 @@ def refuse_in(node: Any, why: str) -> None:
     if isinstance(node, BackwardCFunction):
         for name, value in vars(node).items():
             if isinstance(value, Length | Ratio):
-                raise ModuleError(
+                text = (
                     f"{type(node).__name__.removesuffix('Backward')} keeps in ctx.{name} a size of "
                     f"what it is given, {why}: its backward would compute with another number on "
                     "one device. Give the Function that number as an argument of the model."
                 )
+                refuse(ModuleError(text))
 
 
 def refuse_in_graph(results: Iterable[Any], why: str) -> None:

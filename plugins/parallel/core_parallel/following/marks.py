@@ -4,10 +4,12 @@ goes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
+
+from core.contract import users_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,11 +37,17 @@ class Mixed:
         operation: that has computed them from parts.
         draws: it has drawn them, each rank numbers of its own, where one device draws once.
         is_term: their sum over the ranks is what one device would have.
+        place: the user's line in which it did.
     """
 
     operation: str
     draws: bool = False
     is_term: bool = False
+    place: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        """The operation, and where it is."""
+        return f"{self.operation} ({self.place})" if self.place else self.operation
 
 
 MICROBATCH = "microbatch"
@@ -59,8 +67,15 @@ def mark_of(value: Any, axis: str) -> Any:
     return marks.get(axis)
 
 
+def place_of(mark: object) -> str:
+    """The user's line that has mixed values, or summed them; empty where none has."""
+    return getattr(mark, "place", "")
+
+
 def put(values: Iterable[Any], axis: str, mark: object) -> None:
     """Mark the tensors among some values, in the place of earlier marks along that axis."""
+    if getattr(mark, "place", None) == "":
+        mark = replace(cast("Mixed", mark), place=users_line())
     for one in values:
         if isinstance(one, Tensor) and mark_of(one, axis) != mark:
             one._core_parallel_marks = {**getattr(one, "_core_parallel_marks", {}), axis: mark}  # type: ignore[attr-defined]  # ours

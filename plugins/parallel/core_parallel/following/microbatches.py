@@ -16,11 +16,13 @@ from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
+from core.contract import doubt, refuse
 from core_parallel.following.lengths import READS, takes_one
-from core_parallel.following.marks import MICROBATCH, Mixed, PartAlong, mark_of, put
+from core_parallel.following.marks import MICROBATCH, Mixed, PartAlong, mark_of, place_of, put
 from core_parallel.following.mode import Following
 from core_parallel.following.rules import arguments_of, result_of
 from core_parallel.following.terms import LINEAR
+from core_parallel.modules.followed_calls import is_fake
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +36,13 @@ _FEW = 2  # samples: by 2 a mean of two losses is divided as well
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """A term of the batch's sum."""
+    """A term of the batch's sum.
+
+    Attributes:
+        place: the user's line that has summed.
+    """
+
+    place: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +71,7 @@ class FollowedMicrobatch(Following):
     noted = Following.noted | {Tensor.__len__, torch.arange}
 
     def __init__(self, num_samples: int) -> None:
-        super().__init__(MICROBATCH, "")
+        super().__init__(MICROBATCH, "", followed="microbatches, in the step around the model")
         self._num_samples = num_samples
         self._numbers: list[float] = []
         self._inverses: list[float] = []
@@ -206,8 +214,19 @@ def _over_samples(call: _Operation, marks: list[Any]) -> Any:
         return None
     count: Any = float(given.numel())
     if call.name.startswith("nll_loss"):
-        count = call.results[1]  # of labels that count, or the sum of their weights
+        count = _count_of_labels(arguments, call.results[1])
     return (PartAlong(0), Mean((count,)), Term())[arguments["reduction"]]
+
+
+def _count_of_labels(arguments: dict[str, Any], total: Tensor) -> Tensor:
+    """The number of labels that count, or the sum of their weights, which a loss has returned
+    beside it.
+    """
+    labels: Tensor = arguments["target"]
+    if is_fake(total) and not is_fake(labels) and arguments["weight"] is None:
+        is_counted: Tensor = labels != arguments["ignore_index"]
+        return is_counted.sum()
+    return total
 
 
 def _has_count(call: _Operation) -> bool:
@@ -287,17 +306,30 @@ def refuse_other_losses(losses: list[Any], weights: list[float]) -> None:
     ]
     for mark in marks:
         if mark is not None and not isinstance(mark, Mean):
-            raise ModuleError(_TEXT.format(len(losses), _described(mark)))
+            return _refuse(losses, _described(mark), place_of(mark))
     counts = [mark.counts for mark in marks if mark is not None]
     if len({*map(len, counts)}) > 1 or 0 < len(counts) < len(marks):
-        raise ModuleError(_TEXT.format(len(losses), "they are computed in several ways"))
+        return _refuse(losses, "they are computed in several ways")
     given = [weight for weight in weights if weight]
     for column in zip(*counts, strict=True):
+        if any(map(is_fake, column)):
+            doubt(_UNKNOWN, axis="pipeline")
+            continue
         own = [float(one) for one in column]
         shares = [one / weight for one, weight in zip(own, given, strict=True)]
         if max(shares) - min(shares) > _TOLERANCE * max(map(abs, shares)):
             what = f"they are means over {_shown(own)} items, and their weights are {_shown(given)}"
-            raise ModuleError(_TEXT.format(len(losses), what))
+            _refuse(losses, what)
+
+
+_UNKNOWN = (
+    "The losses of microbatches are means over numbers of items that aren't known without values. "
+    "Return them as the step's 'weight', or give each microbatch as many."
+)
+
+
+def _refuse(losses: list[Any], what: str, place: str = "") -> None:
+    refuse(ModuleError(_TEXT.format(len(losses), what)), axis="pipeline", place=place)
 
 
 _TEXT = (
@@ -317,7 +349,7 @@ def _described(mark: Any) -> str:
         return "it is a sum"
     if isinstance(mark, PartAlong):
         return "it is a value of a sample"
-    return f"{mark.operation} mixes its samples"
+    return f"{mark} mixes its samples"
 
 
 def is_mixed(given: Any) -> bool:

@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
-from core_parallel.following import lengths, rules
-from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, put
+from core.contract import follows, refuse
+from core_parallel.following import doubts, lengths, rules
+from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, place_of, put
 from core_parallel.modules import own_draws
 from core_parallel.modules.given_tensors import tensors_in
 from core_parallel.modules.parted_tensor import local_of
@@ -110,6 +111,7 @@ class Following(TorchDispatchMode):
         why: what stands behind an error's first sentence.
         arrived: how a tensor lies that another rank has sent, which has computed it in a stage.
         group: the ranks along that axis; None where no exchange between them is followed.
+        followed: what that is, in words; the axis by default.
 
     Attributes:
         depth: number of functions under way of which it is known otherwise how their results lie.
@@ -125,13 +127,16 @@ class Following(TorchDispatchMode):
         why: str,
         arrived: Callable[[Tensor], Mark] = lambda tensor: None,
         group: Any = None,
+        followed: str = "",
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.axis, self.why, self.arrived, self.depth = axis, why, arrived, 0
         self.group = group
         self._reads = _Reads(self)
+        self._followed, self._is_proven = followed or axis, False
 
     def __enter__(self) -> Self:
+        self._is_proven = follows(self._followed)
         if not _modes():
             lengths.noted().clear()
         _modes().append(self)
@@ -149,6 +154,8 @@ class Following(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.depth or is_in_backward():
             return func(*args, **kwargs)
+        if self._is_proven:
+            doubts.note(self.axis, (args, kwargs))
         kind, infers = _kind_of(func), torch.is_inference_mode_enabled()
         if kind.is_composite and infers:
             return self._in_parts(func, args, kwargs)
@@ -217,10 +224,11 @@ class Following(TorchDispatchMode):
         """Refuse to make numbers of tensors that have a mark."""
         for one in tree_leaves(given):
             if mark_of(one, self.axis) is not None:
-                raise ModuleError(
+                text = (
                     "A number was made of a tensor of which each rank has its own part, or values "
                     f"of its own: it is another one on each rank. {self.why}"
                 )
+                refuse(ModuleError(text), axis=self.axis)
 
 
 def _modes() -> list[Following]:
@@ -270,10 +278,11 @@ def leave(tensors: Sequence[Any]) -> None:
         for one in tensors:
             mark = mark_of(one, mode.axis)
             if mark is not None and mark != mode.arrived(one):
-                raise ModuleError(
+                text = (
                     "A stage returns a tensor of which each rank has values of its own: "
-                    f"{mark.operation if isinstance(mark, Mixed) else mark}. {mode.why}"
+                    f"{mark}. {mode.why}"
                 )
+                refuse(ModuleError(text), axis=mode.axis, place=place_of(mark))
 
 
 @contextmanager

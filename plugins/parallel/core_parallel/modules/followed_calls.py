@@ -55,8 +55,12 @@ def compiles() -> bool:
 
 def is_without_values(module: nn.Module) -> bool:
     """True for a module of fake tensors, by which a run is planned."""
+    return is_fake(next(module.parameters(), None))
+
+
+def is_fake(value: object) -> bool:
+    """True for a tensor without values."""
     fakes = sys.modules.get("torch._subclasses.fake_tensor")
-    first = next(module.parameters(), None)
     return fakes is not None and isinstance(
-        getattr(first, "_local_tensor", first), fakes.FakeTensor
+        getattr(value, "_local_tensor", value), fakes.FakeTensor
     )

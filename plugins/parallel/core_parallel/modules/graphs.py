@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
+from core.contract import refuse
 from core_parallel.modules.own_state import OF_EVERY_MODULE
 
 if TYPE_CHECKING:
@@ -76,12 +77,13 @@ def refuse_kept(named: Iterable[tuple[str, nn.Module]], before: Collection[int] 
     for name, module, key, leaf in _kept(named):
         if id(leaf) not in before:
             title = f"{type(module).__name__} {name!r}" if name else type(module).__name__
-            raise ModuleError(
+            text = (
                 f"{title} keeps a tensor with a graph in its attribute {key!r}, such as a loss of "
                 "a part's own. A training step would find what this rank has computed: of one "
                 "stage and one of several microbatches, or of a part of the sequence. Return it "
                 "with the result, through the parts behind; or detach it."
             )
+            refuse(ModuleError(text))
 
 
 def _kept(named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module, str, Tensor]]:

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
+from core.contract import refuse
 from core_parallel.modules.given_tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -88,12 +89,13 @@ class MadeTensors(TorchFunctionMode):
         held = [one for one in held if id(one) not in seen]
         held = _held(held)  # again, for another thread may have let go of one between its counts
         if held and (kept := _kept(held)):
-            raise ModuleError(
+            text = (
                 f"{title} keeps a tensor of shape {tuple(kept[0].shape)} elsewhere than in its "
                 "result: in a list, or by a hook. Each rank of a pipeline would have those of its "
                 "own parts, of one microbatch after the other. Return it with the result, through "
                 "the parts behind; or keep numbers."
             )
+            refuse(ModuleError(text), axis="pipeline")
         self._known.add(pattern)
 
     def _alive(self, known: set[int], places: dict[int, int]) -> list[Tensor]:

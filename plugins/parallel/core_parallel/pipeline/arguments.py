@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
+from core.contract import refuse as note_or_raise
 from core_parallel.following.microbatches import is_mixed
 from core_parallel.modules import open_blocks
 from core_parallel.pipeline.user_step import refuse_without_call
@@ -54,18 +55,20 @@ def refuse(arguments: Arguments, model: nn.Module) -> None:
     for one in tree_leaves(arguments):
         is_parameter = isinstance(one, nn.Parameter)
         if isinstance(one, Tensor) and one.requires_grad and one.is_leaf and not is_parameter:
-            raise ModuleError(
+            text = (
                 f"The training step gives the model a tensor of shape {tuple(one.shape)} that "
                 "wants a gradient, as adversarial training does. With a schedule gradients are "
                 "there when the step has ended: leave schedule out."
             )
+            note_or_raise(ModuleError(text), axis="pipeline")
     if is_mixed(arguments):
-        raise ModuleError(
+        text = (
             "The training step mixes the samples of a batch, as mixup does, before it calls "
             f"{type(model).__name__}: what that is given for a sample follows from others, and "
             "with a schedule the step runs for one microbatch at a time. Mix them in "
             "on_after_batch_transfer or the collate_fn, or leave schedule out."
         )
+        note_or_raise(ModuleError(text), axis="pipeline")
 
 
 def _take(*args: Any, **kwargs: Any) -> Any:

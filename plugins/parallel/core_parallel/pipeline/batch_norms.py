@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from core import ModuleError
+from core.contract import refuse
 
 if TYPE_CHECKING:
     from core_parallel.pipeline.schedules import Schedule
@@ -47,11 +48,12 @@ def microbatches_for(
                 "BatchNorm, or a norm that doesn't depend on the batch, such as GroupNorm."
             )
         if schedule is not None or microbatches not in (None, 1):
-            raise ModuleError(
+            text = (
                 f"{title} would take its statistics from microbatches, and not from whole "
                 "batches. Leave schedule out, and say microbatches=1; or use a norm that doesn't "
                 "depend on the batch, such as GroupNorm."
             )
+            refuse(ModuleError(text), axis="pipeline")
     if norms:
         return 1
     return microbatches

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from core import ModuleError
+from core.contract import refuse
 from core_parallel.following import lengths
 from core_parallel.following.mode import arrive, leave
 from core_parallel.microbatches import pieces
@@ -209,11 +210,12 @@ class Chain(RunsBackward):
         lengths.refuse_in_graph(tree_leaves(result), "of which a microbatch has a part")
         if places := own_state.changed(before, own_state.state_of(named)):
             shown = ", ".join(map(repr, own_state.names_of(places)))
-            raise ModuleError(
+            text = (
                 f"{self.layout.describe(stage)} changes {shown} with each microbatch, which one "
                 "device does once a batch: a statistic, or a count. Say microbatches=1, without a "
                 "schedule; or update it in the step, after the call."
             )
+            refuse(ModuleError(text), axis="pipeline")
         return result
 
     def _looked_at(self, stage: int, call: Any, arrived: Any) -> Any:

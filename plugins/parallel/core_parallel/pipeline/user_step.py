@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from torch import Tensor, nn
 
 from core import CoreError, ModuleError
+from core.contract import refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,11 +29,12 @@ def unchanging(module: nn.Module) -> Iterator[None]:
     now = _versions_of(module)
     for name, (tensor, version) in before.items():
         if name in now and (now[name][0] is not tensor or now[name][1] != version):
-            raise ModuleError(
+            text = (
                 f"The training step changes {name!r} of {type(module).__name__} itself. With a "
                 "schedule the step runs once a microbatch, and to its end on the rank of the last "
                 "stage only. Change it in on_train_batch_end, or leave schedule out."
             )
+            refuse(ModuleError(text), axis="pipeline")
 
 
 def _versions_of(module: nn.Module) -> dict[str, tuple[Tensor, int]]:

@@ -15,7 +15,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
-from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, put
+from core.contract import refuse
+from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, place_of, put
 from core_parallel.following.mode import Following, is_in_backward
 from core_parallel.mesh.placements import cut_axes
 from core_parallel.modules import graphs
@@ -158,10 +159,11 @@ class _FollowedParts(Following):
                 "Give its module 'replicated_with_grad_allreduce' in the plan: "
                 f"{{{owner!r}: 'replicated_with_grad_allreduce'}}."
             )
-        raise ModuleError(
+        text = (
             f"Ranks of a tensor group would have other gradients of {what}, which all of them have "
             f"whole: it meets a part of the values on each, and they would go apart. {cure}"
         )
+        refuse(ModuleError(text), axis=_AXIS)
 
 
 def _unsummed_leaf(whole: Tensor) -> Tensor | None:
@@ -209,9 +211,9 @@ def followed(
         }
         if any(map(_is_elsewhere, one.parameters())) or any(map(_cuts_sequence, inside.values())):
             continue
-        refuse = partial(_refuse, name, one)
+        differs = partial(_refuse, name, one)
         for layer, style in inside.items():
-            handles += _around(module.get_submodule(layer), style, following, refuse)
+            handles += _around(module.get_submodule(layer), style, following, differs)
         handles.append(one.register_forward_hook(partial(_check_result, name)))
     try:
         with uncompiled(), following:
@@ -223,10 +225,11 @@ def followed(
         mark = mark_of(buffer, _AXIS)
         if mark is not None:
             put([buffer], _AXIS, None)
-            raise ModuleError(
+            text = (
                 f"The buffer {name!r} is changed by what each rank of a tensor group has a part "
                 f"of, and would be another one on each. {_said(mark)}{_CURE}"
             )
+            refuse(ModuleError(text), axis=_AXIS, place=place_of(mark))
 
 
 def _is_elsewhere(parameter: Tensor) -> bool:
@@ -240,7 +243,7 @@ def _cuts_sequence(style: Any) -> bool:
 
 
 def _around(
-    layer: nn.Module, style: Any, following: Following, refuse: Callable[[Mark], None]
+    layer: nn.Module, style: Any, following: Following, differs: Callable[[Mark], None]
 ) -> Iterator[RemovableHandle]:
     """The hooks of one layer: torch's own see to how its result lies."""
 
@@ -251,7 +254,7 @@ def _around(
         given = next(one for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
         mark = mark_of(given, _AXIS)
         if mark != _laid_out(given, style.input_layouts) and not isinstance(given, DTensor):
-            refuse(mark)
+            differs(mark)
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
         following.depth -= 1
@@ -273,27 +276,29 @@ def _check_result(name: str, module: nn.Module, args: Any, result: Any) -> None:
         mark = mark_of(one, _AXIS)
         if isinstance(mark, Mixed):
             _refuse(name, module, mark)
+            put([one], _AXIS, None)
 
 
 def _refuse(name: str, module: nn.Module, mark: Mark) -> None:
-    if isinstance(mark, Mixed) and mark.draws:
-        raise ModuleError(
-            f"{type(module).__name__} {name!r} drops some of what all ranks of a tensor group have "
-            "whole, between its layers that are cut by columns and by rows, where each rank draws "
-            "a mask of its own. Do that before the first of them or behind the last, or leave both "
-            "out of the plan."
-        )
-    raise ModuleError(
+    text = (
         f"{type(module).__name__} {name!r} computes other values with the layers that the tensor "
         f"plan cuts than whole. {_said(mark)}{_CURE}A norm, a softmax, a choice of the largest or "
         "a sum over them isn't: cut the layer before it by 'colwise_gather_output' and give the "
         "one after it 'rowwise_split_input', or leave both out of the plan."
     )
+    if isinstance(mark, Mixed) and mark.draws:
+        text = (
+            f"{type(module).__name__} {name!r} drops some of what all ranks of a tensor group have "
+            "whole, between its layers that are cut by columns and by rows, where each rank draws "
+            "a mask of its own. Do that before the first of them or behind the last, or leave both "
+            "out of the plan."
+        )
+    refuse(ModuleError(text), axis=_AXIS, place=place_of(mark))
 
 
 def _said(mark: Mark) -> str:
     if isinstance(mark, Mixed):
-        return f"At the first difference each rank computes {mark.operation} of its own part. "
+        return f"At the first difference each rank computes {mark} of its own part. "
     if mark is None:
         return "A layer that is cut by rows is given what all ranks have whole. "
     return f"A layer is given what is cut along its dim {mark.dim}. "

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from core.contract import doubt, users_line
 from core_plan.rehearsal.known_shapes import KnownShapes
 from core_plan.rehearsal.ledger import Ledger
 
@@ -33,7 +34,7 @@ integers, by which a program decides what it does."""
 
 _SENT_BYTES = 2**16
 """Between real ranks a tensor of at most this size is sent, such as a pickled object or a loss; of
-one without values, zeros. Both sides know the size."""
+one without values, ones, as `_assume` takes them to be. Both sides know the size."""
 
 _HANDED = ("tensors", "tensor", "inputs", "input", "input_tensors", "input_tensor")
 """The arguments of a collective that hold what this rank gives."""
@@ -56,6 +57,13 @@ _WITHOUT_MESSAGE = {
 }
 
 
+_OF_TWO = {"wait_tensor", "wrap_tensor_autograd", "send", "recv", "recv_any_source"}
+"""Operations that not all ranks of a group call alike."""
+
+_UNLIKE = ("alltoall", "all_to_all", "gather", "scatter")
+"""Beginnings of operations to which ranks may give tensors of other sizes."""
+
+
 class Rehearsal(TorchDispatchMode):
     """While it is entered, large tensors have no memory. Autograd and modules notice nothing.
 
@@ -65,6 +73,9 @@ class Rehearsal(TorchDispatchMode):
     Attributes:
         ledger: the memory that the tensors would take.
         sent: bytes that this rank has handed to collectives, by (operation, group).
+        exchanges: if they are kept: each with the operation, the shapes handed, the group and the
+            user's line.
+        receives: groups that aren't there, in which something was to come from one rank.
         assumed: places in the user's code where a value was asked for that nobody has, and what was
             taken for it.
         counts: whether `ledger` counts.
@@ -84,6 +95,8 @@ class Rehearsal(TorchDispatchMode):
         self._shapes = KnownShapes(self.fake)
         self.ledger = Ledger()
         self.sent: Counter[tuple[str, str]] = Counter()
+        self.exchanges: list[tuple[str, str, str, str]] | None = None
+        self.receives: dict[str, None] = {}
         self.assumed: dict[str, None] = {}
         self.counts = False
         self._workspaces: dict[Any, list[int]] = {}
@@ -124,6 +137,8 @@ class Rehearsal(TorchDispatchMode):
         ):
             return self._assume(given[0])
         elif is_fake and func is torch.ops.aten.equal.default:
+            if _is_asked_by_user():
+                doubt("Two tensors were taken to be equal: what follows otherwise wasn't run.")
             return True
         elif is_fake and func is torch.ops.aten.nonzero.default:
             result = self._places(given[0])
@@ -145,9 +160,10 @@ class Rehearsal(TorchDispatchMode):
     def _exchange(
         self, func: Any, args: Any, kwargs: Any, given: Sequence[torch.Tensor], is_fake: bool
     ) -> Any:
-        if func.namespace != "c10d" or self._is_real or (not is_fake and not self._has_peers):
+        has_peers = self._has_peers and func.namespace == "c10d" and _is_met(_group_in(args))
+        if func.namespace != "c10d" or self._is_real or (not is_fake and not has_peers):
             return func(*args, **kwargs)
-        if not self._has_peers or any(tensor.nbytes > _SENT_BYTES for tensor in given):
+        if not has_peers or any(tensor.nbytes > _SENT_BYTES for tensor in given):
             return _unsent(func, args)
         real_args, real_kwargs = tree_map(_with_values, (args, kwargs))
         result = func(*real_args, **real_kwargs)
@@ -158,7 +174,7 @@ class Rehearsal(TorchDispatchMode):
             return self._shapes.call(func, args, kwargs)
         except (DynamicOutputShapeException, NotImplementedError) as cause:
             raise CannotRehearse(
-                f"{func} needs the values of its tensors, and {_place()} asks for it."
+                f"{func} needs the values of its tensors, and {users_line()} asks for it."
             ) from cause
 
     def _enlarge(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -215,8 +231,10 @@ class Rehearsal(TorchDispatchMode):
             value = 1.0
         if tensor in self._known:
             return self._known[tensor].item()
-        if place := _place():
-            self.assumed[f"{place}: a value that isn't known was taken to be {value}"] = None
+        if _is_asked_by_user():
+            what = f"a value that isn't known was taken to be {value}"
+            self.assumed[f"{users_line()}: {what}"] = None
+            doubt(f"{what.capitalize()}: what follows from another wasn't run.")
         return value
 
     def _places(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -227,15 +245,14 @@ class Rehearsal(TorchDispatchMode):
         count = (
             tensor.numel() if base is None else -(-tensor.numel() * tensor.numel() // base.numel())
         )
-        self.assumed[
-            f"{_place()}: of {tensor.numel()} elements {count} were taken not to be zero"
-        ] = None
+        what = f"of {tensor.numel()} elements {count} were taken not to be zero"
+        self.assumed[f"{users_line()}: {what}"] = None
+        if _is_asked_by_user():
+            doubt(f"{what.capitalize()}: what follows from others wasn't run.")
         return torch.zeros(count, tensor.ndim, dtype=torch.int64)
 
     def _count_sent(self, func: Any, args: Any, kwargs: Any) -> None:
         name = func._schema.name.partition("::")[2].strip("_")
-        if name in _WITHOUT_MESSAGE:
-            return
         named = {
             argument.name: value
             for argument, value in zip(func._schema.arguments, args, strict=False)
@@ -246,14 +263,16 @@ class Rehearsal(TorchDispatchMode):
             for leaf in tree_leaves(named.get(key))
             if isinstance(leaf, torch.Tensor)
         ]
-        groups = [
-            _group_name(each)
-            for each in named.values()
-            if isinstance(each, torch.ScriptObject | str)
-        ]
-        self.sent[name, next(filter(None, reversed(groups)), "")] += sum(
-            tensor.nbytes for tensor in handed
-        )
+        group = _group_in(named.values())
+        if name.startswith("recv") and not _is_met(group):
+            self.receives[group] = None
+        if name not in _WITHOUT_MESSAGE:
+            self.sent[name, group] += sum(tensor.nbytes for tensor in handed)
+        if self.exchanges is not None and name not in _OF_TWO:
+            # bytes are objects, of which each rank may have one of its own, as of parts
+            alike = [] if name.startswith(_UNLIKE) else handed
+            shapes = [str([*one.shape]) for one in alike if one.dtype != torch.uint8]
+            self.exchanges.append((name, ", ".join(shapes), group, users_line()))
 
 
 class CannotRehearse(RuntimeError):
@@ -283,7 +302,7 @@ def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def _with_values(leaf: Any) -> Any:
-    return torch.zeros(leaf.shape, dtype=leaf.dtype) if isinstance(leaf, FakeTensor) else leaf
+    return torch.ones(leaf.shape, dtype=leaf.dtype) if isinstance(leaf, FakeTensor) else leaf
 
 
 def _bare(leaf: Any) -> Any:
@@ -300,6 +319,17 @@ def _unsent(func: Any, args: Any) -> Any:
     future.set_result(args[0] if isinstance(args[0], list) else [args[0]])
     work = _create_work_from_future(future).boxed()
     return work if len(func._schema.returns) == 1 else (args[0], work)
+
+
+def _group_in(values: Iterable[Any]) -> str:
+    names = [_group_name(each) for each in values if isinstance(each, torch.ScriptObject | str)]
+    return next(filter(None, reversed(names)), "")
+
+
+def _is_met(group: str) -> bool:
+    """True for a group whose other ranks rehearse too."""
+    found = dist.distributed_c10d._world.pg_names
+    return any(name == group and dist.get_backend(each) != "fake" for each, name in found.items())
 
 
 def _group_name(each: Any) -> str:
@@ -323,15 +353,10 @@ def _is_of_module() -> bool:
     return any(isinstance(frame.f_locals.get("self"), torch.nn.Module) for frame in _frames())
 
 
-def _place() -> str:
-    """The innermost line that is neither torch's nor core's."""
+def _is_asked_by_user() -> bool:
+    """True if it isn't core's own code that asks for a value."""
     for frame in _frames():
-        name = frame.f_globals.get("__name__", "")
-        if name.partition(".")[0] not in (
-            "torch",
-            "core",
-            "core_plan",
-            "contextlib",
-        ) and not name.startswith("core_"):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    return ""
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package not in ("torch", "core_plan", *sys.stdlib_module_names):
+            return package != "core" and not package.startswith("core_")
+    return False

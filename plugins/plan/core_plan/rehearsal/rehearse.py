@@ -78,6 +78,7 @@ class Rehearsed:
         rank: int = 0,
         meeting: str | None = None,
         *,
+        peers: Sequence[int] = (),
         is_real: bool = False,
     ) -> None:
         """Change this process for good: the next Trainer or Fabric is rehearsed.
@@ -89,16 +90,18 @@ class Rehearsed:
             options: further arguments of Trainer or Fabric that replace the program's.
             report: called once, with the findings. The process has ended then.
             rank: of this process.
-            meeting: path of a file in which as many processes as there are ranks meet; None: the
-                others are pretended.
+            meeting: path of a file in which processes meet, one a rank; None: the other ranks are
+                pretended.
+            peers: who meets, if that isn't all; the others are pretended.
             is_real: run with real tensors, for engines that take no others.
         """
         self._contender, self._devices, self._num_nodes = contender, devices, num_nodes
         self._rank, self._has_peers, self._is_real = rank, meeting is not None, is_real
-        self._report, self._mode, self._num_steps = report, Rehearsal(self._has_peers, is_real), 0
+        self._is_among_all = self._has_peers and not peers
+        self._send, self._mode, self._num_steps = report, Rehearsal(self._has_peers, is_real), 0
         self.strategy: Strategy | None = None
         self._own_strategy: str | None = None
-        join(devices * num_nodes, rank, meeting)
+        join(devices * num_nodes, rank, meeting, peers)
         self._replace(options)
         without_memory: Any = lambda module, name, one: self._mode.weightless(one)  # noqa: E731  # their types say None
         buffer_without_memory: Any = lambda module, name, one: self._weightless_buffer(one)  # noqa: E731
@@ -114,6 +117,9 @@ class Rehearsed:
         # DTensor finds the mode of fakes there
         self._entered.enter_context(tracing(TracingContext(self._mode.fake)))
         self._entered.enter_context(self._mode)
+
+    def _report(self, found: dict[str, Any]) -> None:
+        self._send(found)
 
     def _replace(self, options: Mapping[str, Any]) -> None:
         common = {
@@ -167,7 +173,7 @@ class Rehearsed:
             )
             os._exit(0)
         if not self._is_real:
-            (pass_by_values if self._has_peers else pretend)(owner.strategy)
+            (pass_by_values if self._is_among_all else pretend)(owner.strategy)
 
     def _begins_at(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -239,8 +245,10 @@ class Rehearsed:
         self._mode.counts = False
         self._report(self._found(optimizer))
         if self._has_peers:
-            with suppress(RuntimeError):  # one that has failed
-                dist.barrier()  # others may still need this rank's connections
+            for group in dist.distributed_c10d._world.pg_map:
+                if dist.get_backend(group) == "gloo":
+                    with suppress(RuntimeError):  # one that has failed
+                        dist.barrier(group)  # others may still need this rank's connections
         os._exit(0)  # the program isn't asked, and writes nothing
 
     def _found(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from core import ClusterEnvironment, Found, Strategy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from collections.abc import Callable, Sequence
 
 _COMPARES_NOTHING: dict[str, Any] = {"replicas_of": lambda *asked: None}  # tensors have no values
 
@@ -61,16 +60,19 @@ class PretendedEnvironment(ClusterEnvironment):
         return self._num_nodes
 
 
-def join(world_size: int, rank: int = 0, meeting: str | None = None) -> None:
+def join(
+    world_size: int, rank: int = 0, meeting: str | None = None, peers: Sequence[int] = ()
+) -> None:
     """Join the process group of a rehearsal.
 
     Args:
         world_size: number of ranks.
         rank: of this process.
-        meeting: path of a file in which all ranks meet, each a process of this machine. None: there
-            is no other rank, and the group is torch's fake one, which sends nothing.
+        meeting: path of a file in which ranks meet, each a process of this machine. None: there is
+            no other rank, and the group is torch's fake one, which sends nothing.
+        peers: who meets, if that isn't all; each other group is a fake one.
     """
-    if meeting is not None or world_size == 1:
+    if not peers and (meeting is not None or world_size == 1):
         store: Any = HashStore() if meeting is None else FileStore(meeting, world_size)
         dist.init_process_group(
             "gloo", rank=rank, world_size=world_size, store=store, timeout=timedelta(seconds=60)
@@ -79,6 +81,16 @@ def join(world_size: int, rank: int = 0, meeting: str | None = None) -> None:
         dist.all_reduce = functools.partial(_reduce_alike, dist.all_reduce)
         store = FakeStore()
         dist.init_process_group("fake", rank=rank, world_size=world_size, store=store)
+        if peers and meeting is not None:
+            met = FileStore(meeting, len(peers))
+            own: Any = dist.distributed_c10d._new_process_group_helper
+
+            def made(size: int, place: int, ranks: Any, *rest: Any, **options: Any) -> Any:
+                if [*ranks] == [*peers]:
+                    rest = ("gloo", met, *rest[2:])  # in place of the backend and its store
+                return own(size, place, ranks, *rest, **options)
+
+            dist.distributed_c10d._new_process_group_helper = made  # type: ignore[assignment]  # here
 
 
 def pretend(strategy: Strategy) -> None:
@@ -112,6 +124,7 @@ def _reduce_alike(
 ) -> Any:
     """`torch.distributed.all_reduce` where all ranks have the same tensor."""
     work = own(tensor, op, group, async_op)
-    if op == dist.ReduceOp.SUM and not isinstance(tensor, FakeTensor):
+    is_fake = dist.get_backend(group) == "fake"
+    if is_fake and op == dist.ReduceOp.SUM and not isinstance(tensor, FakeTensor):
         tensor.mul_(dist.get_world_size(group))
     return work

@@ -12,7 +12,6 @@ from core.strategies import refuse_sparse_layers, refuse_unlike_modules
 from core_fsdp import wrapping
 from core_parallel.experts import expert_modules, expert_shards
 from core_parallel.mesh_axes import MeshAxes
-from core_parallel.microbatches import batches
 from core_parallel.modules.followed_calls import FollowedCalls
 from core_parallel.stages import first_values
 from core_parallel.tensor import checks, layers
@@ -118,7 +117,7 @@ class CutModules(MeshAxes):
         if own not in self._blocks:
             return nullcontext()
         blocks, styles, calls = self._blocks[own]
-        if not calls.has(batches.shapes_of(given), given):
+        if not calls.has(given):
             return nullcontext()
         return checks.followed(own, blocks, styles)
 

@@ -94,8 +94,11 @@ _REFUSED = {
     "over a root of a size": (lambda x, y: x.sum() / math.sqrt(x.shape[0]), "with a size of its"),
     "over a power of a size": (lambda x, y: x.sum() / x.shape[0] ** 0.5, "with a size of its"),
     "by a size as a number": (lambda x, y: x.mean() * int(x.shape[0]), "with a size of its part"),
-    "by their places": (lambda x, y: (x * torch.arange(len(x))[:, None]).mean(), "arange mixes"),
-    "places as labels": (lambda x, y: _CROSS_ENTROPY(x, torch.arange(len(x)) % 3), "arange mixes"),
+    "by their places": (lambda x, y: (x * torch.arange(len(x))[:, None]).mean(), "arange .*mixes"),
+    "places as labels": (
+        lambda x, y: _CROSS_ENTROPY(x, torch.arange(len(x)) % 3),
+        "arange .*mixes",
+    ),
     "a mean for each sample": (
         lambda x, y: x.mean().expand(len(x)).sum(),
         "expand by the number",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from core import ModuleError
 from core.contract import refuse
@@ -98,7 +98,7 @@ class Context:
         if self.is_running:
             return forward(*args, **kwargs)
         self._length((args, kwargs))
-        if self._follows and self._calls.has(_lengths((args, kwargs)), (args, kwargs)):
+        if self._follows and self._calls.has((args, kwargs)):
             with self.followed(), self.said():
                 return self._run(forward, args, kwargs)
         return self._run(forward, args, kwargs)
@@ -357,10 +357,3 @@ def in_parts(contexts: Sequence[Context]) -> Iterator[None]:
     answers = {one.module: answering(one, one.module.forward) for one in contexts}
     with forwards.replaced(answers):
         yield
-
-
-def _lengths(given: Any) -> tuple[Any, ...]:
-    """The shapes of tensors without their number of samples."""
-    return tuple(
-        leaf.shape[1:] if isinstance(leaf, Tensor) else None for leaf in tree_leaves(given)
-    )

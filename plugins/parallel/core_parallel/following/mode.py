@@ -69,7 +69,7 @@ def _kind_of(func: Any) -> _Kind:
     if not isinstance(func, OpOverload):
         return _Kind()
     return _Kind(
-        is_composite=func.has_kernel_for_dispatch_key(_COMPOSITE),
+        is_composite=func.namespace != "prim" and func.has_kernel_for_dispatch_key(_COMPOSITE),
         makes_numbers=func.overloadpacket in _TO_NUMBERS,
         draws=torch.Tag.nondeterministic_seeded in func.tags,
         is_view=func.is_view,

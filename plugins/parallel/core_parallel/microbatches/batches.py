@@ -77,30 +77,3 @@ def shapes_of(batch: Any) -> str:
             for one in leaves(batch)
         ]
     )
-
-
-def are_even(batch: Any, size: int, num_pieces: int) -> tuple[tuple[bool, ...], ...]:
-    """Of each tensor of whole numbers with samples: do microbatches have as many below 0, of the
-    least, and at 0?
-
-    Where labels leave out as many places in each, means over microbatches may be the mean over
-    their batch by chance.
-    """
-    return tuple(
-        tuple(_is_even(chosen, num_pieces) for chosen in (leaf < 0, leaf == leaf.min(), leaf == 0))
-        for leaf in leaves(batch)
-        if isinstance(leaf, Tensor)
-        and leaf.ndim
-        and len(leaf) == size
-        and leaf.numel()
-        and not _is_real(leaf)
-    )
-
-
-def _is_even(chosen: Tensor, num_pieces: int) -> bool:
-    counts = chosen.reshape(num_pieces, -1).sum(1)
-    return bool((counts == counts[0]).all())
-
-
-def _is_real(leaf: Tensor) -> bool:
-    return leaf.is_floating_point() or leaf.is_complex()

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ _WORDS = frozenset({bool, str, type(None)})
 class FollowedCalls:
     """All calls of a module are followed, unless the program compiles something: of that no
     operation is seen, so a followed call runs uncompiled. Then they are the first ones of each key,
-    as torch's compiler makes a graph for each: shapes, arguments that are a bool, a str or None,
+    as torch's compiler makes a graph for each: shapes but for the
+    number of samples, arguments that are a bool, a str or None,
     and whether the module trains.
 
     Args:
@@ -30,17 +32,19 @@ class FollowedCalls:
         self._module = module
         self._seen: set[Hashable] = set()
 
-    def has(self, shapes: Hashable, given: Any = ()) -> bool:
+    def has(self, given: Any, *further: Hashable) -> bool:
         """Once a call. True if it is followed: on all ranks that are given the same.
 
         Args:
-            shapes: of the call's arguments.
-            given: these.
+            given: its arguments.
+            further: of the key.
         """
         if not compiles():
             return True
-        words = tuple(leaf for leaf in tree_leaves(given) if type(leaf) in _WORDS)
-        key = shapes, words, self._module.training, torch.is_grad_enabled()
+        leaves = tree_leaves(given)
+        shapes = tuple(leaf.shape[1:] for leaf in leaves if isinstance(leaf, Tensor))
+        words = tuple(leaf for leaf in leaves if type(leaf) in _WORDS)
+        key = shapes, words, self._module.training, torch.is_grad_enabled(), further
         is_new = key not in self._seen
         self._seen.add(key)
         return is_new

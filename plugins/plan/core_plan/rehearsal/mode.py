@@ -354,8 +354,10 @@ def _is_of_module() -> bool:
 
 
 def _is_asked_by_user() -> bool:
-    """True if it isn't core's own code that asks for a value."""
+    """True if it isn't core's own code that asks for a value. A mode passes on what is asked."""
     for frame in _frames():
+        if frame.f_code.co_name in ("__torch_dispatch__", "__torch_function__"):
+            continue
         package = str(frame.f_globals.get("__name__")).partition(".")[0]
         if package not in ("torch", "core_plan", *sys.stdlib_module_names):
             return package != "core" and not package.startswith("core_")

@@ -4,7 +4,7 @@
 python fork_server.py NUMBER LIFE torch,core:*
 
 NUMBER is that of a socket, and LIFE that of a pipe, which ends with the client; `:*` stands for all
-names of a module, which are imported too. A request
+modules of a package, which are imported too. A request
 is one byte and files: a description of the program in JSON, a pipe that gets the process's id, and
 its exit code when it has ended, and the program's own files, whose numbers the description has.
 
@@ -23,6 +23,7 @@ import gc
 import importlib.util
 import json
 import os
+import pkgutil
 import random
 import select
 import signal
@@ -43,12 +44,15 @@ _FOR_PROGRAMS = (signal.SIGINT, signal.SIGTERM)
 def import_all(names: str) -> None:
     """Import modules, and freeze what has come of it: forks have less to look through."""
     for name in filter(None, names.split(",")):
-        module_name, _, star = name.partition(":")
-        module = importlib.import_module(module_name)
-        if star:
-            for each in module.__all__:
-                with contextlib.suppress(ImportError):  # core-training, say, isn't installed
-                    getattr(module, each)
+        package = name.removesuffix(":*")
+        if package == name:
+            importlib.import_module(name)
+        elif found := importlib.util.find_spec(package):  # core-training, say, may not be there
+            for each in pkgutil.walk_packages(
+                found.submodule_search_locations or (), f"{package}."
+            ):
+                with contextlib.suppress(ImportError):  # of a library that isn't there
+                    importlib.import_module(each.name)
     # Frozen objects are passed over by later collections, which would otherwise write to pages
     # shared with the forks.
     gc.collect()
@@ -260,8 +264,7 @@ def end(status: int) -> None:
 
 def _folder_of(program: str) -> str:
     """The first folder in which Python looks for modules."""
-    folders = {"-c": "", "-m": os.getcwd()}
-    return folders[program] if program in folders else os.path.dirname(os.path.realpath(program))
+    return {"-c": "", "-m": os.getcwd()}.get(program, os.path.dirname(os.path.realpath(program)))
 
 
 def _import_sibling(name: str) -> Any:

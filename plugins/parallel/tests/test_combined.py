@@ -15,13 +15,6 @@ from core.precision import MixedPrecision
 from core_parallel import MeshParallelStrategy
 
 
-class _Without(Net):
-    """Its parts leave out a block."""
-
-    def pipeline(self):
-        return [self.start, *self.blocks[1:], self.head]
-
-
 class _Scalar(Net):
     def __init__(self):
         super().__init__()
@@ -52,6 +45,12 @@ def test_models_that_cannot_be_right_are_refused_by_name(axis, make, expected):
 
 @pytest.mark.slow
 def test_cut_layers_between_the_parts_of_a_pipeline_are_refused():
+    class _Without(Net):
+        """Its parts leave out a block."""
+
+        def pipeline(self):
+            return [self.start, *self.blocks[1:], self.head]
+
     with pytest.raises(CoreError, match=r"Block 'net\.blocks\.0' was called between the parts of"):
         on(pipeline=2, tensor=2).run(partial(train, make=partial(Step, _Without), max_steps=1))
 

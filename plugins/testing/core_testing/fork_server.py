@@ -13,7 +13,7 @@ is imported here, for programs that look at what has been imported.
 
 A program ends as multiprocessing's forks do: its threads have ended, its exit handlers have run,
 what it wrote is out. To take down all that was imported as well would copy its memory, for a
-quarter of a second.
+quarter of a second: the server's own finalizers, such as those of torch's operators, don't run.
 """
 
 import atexit
@@ -33,6 +33,7 @@ import tempfile
 import threading
 import types
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,12 +52,15 @@ def import_all(names: str) -> None:
             for each in pkgutil.walk_packages(
                 found.submodule_search_locations or (), f"{package}."
             ):
-                with contextlib.suppress(ImportError):  # of a library that isn't there
-                    importlib.import_module(each.name)
+                if not each.name.endswith(".__main__"):  # which `python -m` imports
+                    with contextlib.suppress(ImportError):  # of a library that isn't there
+                        importlib.import_module(each.name)
     # Frozen objects are passed over by later collections, which would otherwise write to pages
     # shared with the forks.
     gc.collect()
     gc.freeze()
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]  # no public list
+        finalizer.atexit = False
 
 
 def next_request(connection: socket.socket, is_spare: bool = False) -> list[int]:
@@ -267,19 +271,12 @@ def _folder_of(program: str) -> str:
     return {"-c": "", "-m": os.getcwd()}.get(program, os.path.dirname(os.path.realpath(program)))
 
 
-def _import_sibling(name: str) -> Any:
-    """A module of this folder, without the package that it is in."""
-    found = importlib.util.spec_from_file_location(
-        name, os.path.join(os.path.dirname(__file__), f"{name}.py")
-    )
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
-
-
-spare = _import_sibling("spare")
+# The module beside this one, without the package that both are in.
+_found: Any = importlib.util.spec_from_file_location(
+    "spare", os.path.join(os.path.dirname(__file__), "spare.py")
+)
+spare = importlib.util.module_from_spec(_found)
+_found.loader.exec_module(spare)
 
 if __name__ == "__main__":
     if not sys.flags.safe_path:

@@ -184,8 +184,9 @@ def test_a_script_imports_nothing_that_its_server_has_not(tmp_path):
 def test_a_server_imports_the_modules_of_packages_that_are_installed(tmp_path, monkeypatch):
     package = tmp_path / "halved"
     package.mkdir()
-    for name, text in (("__init__", ""), ("needy", "import halved_nowhere"), ("plain", "")):
-        (package / f"{name}.py").write_text(text)
+    for name in ("__init__", "__main__", "plain"):
+        (package / f"{name}.py").write_text("")
+    (package / "needy.py").write_text("import halved_nowhere")
     monkeypatch.syspath_prepend(tmp_path)
     text = "import sys; print([name for name in sys.modules if name.startswith('halved')])"
     done = run_forked(

@@ -111,17 +111,16 @@ def test_two_ways_to_say_what_becomes_of_activations():
         )
 
 
-def look_at_the_process(rank):
-    from deepspeed.runtime.activation_checkpointing import checkpointing
-
-    fabric, model = rank.fabric(), nn.Linear(2, 1)
-    fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    inside = checkpointing.SYNCHRONIZE
-    fabric.teardown()
-    return inside, checkpointing.SYNCHRONIZE
-
-
 def test_the_next_run_of_a_process_says_its_own():
+    def look_at_the_process(rank):
+        from deepspeed.runtime.activation_checkpointing import checkpointing
+
+        fabric, model = rank.fabric(), nn.Linear(2, 1)
+        fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        inside = checkpointing.SYNCHRONIZE
+        fabric.teardown()
+        return inside, checkpointing.SYNCHRONIZE
+
     assert (
         on_two_ranks(look_at_the_process, stage=2, synchronize_checkpoint_boundary=True)
         == [(True, False)] * 2

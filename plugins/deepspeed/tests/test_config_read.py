@@ -132,30 +132,29 @@ def test_defaults():
     assert DeepSpeedStrategy().stage == 2
 
 
-class Noting(dict):
-    """Notes which keys somebody looks for."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.asked = set()
-
-    def get(self, key, default=None):
-        self.asked.add(key)
-        return super().get(key, default)
-
-    def __getitem__(self, key):
-        self.asked.add(key)
-        return super().__getitem__(key)
-
-    def __contains__(self, key):
-        self.asked.add(key)
-        return super().__contains__(key)
-
-    def keys(self):
-        return self
-
-
 def test_every_key_that_deepspeed_looks_for_is_known():
+    class Noting(dict):
+        """Notes which keys somebody looks for."""
+
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.asked = set()
+
+        def get(self, key, default=None):
+            self.asked.add(key)
+            return super().get(key, default)
+
+        def __getitem__(self, key):
+            self.asked.add(key)
+            return super().__getitem__(key)
+
+        def __contains__(self, key):
+            self.asked.add(key)
+            return super().__contains__(key)
+
+        def keys(self):
+            return self
+
     config = Noting({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}})
     DeepSpeedConfig(config)
     assert len(config.asked) > 40

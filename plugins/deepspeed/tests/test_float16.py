@@ -74,25 +74,24 @@ def test_it_learns_what_one_device_learns_in_float32(has_float16, stage, precisi
         torch.testing.assert_close(found[name].float(), value, rtol=0, atol=2e-2)
 
 
-def overflow_once(rank):
-    fabric, module = rank.fabric(), Net()
-    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
-
-    def weights():
-        return fabric.strategy.get_module_state_dict(module, layout="full")
-
-    before, steps = weights(), []
-    for factor in (1e6, 1.0):  # times the scale of 2 ** 16, the first has no place in float16
-        fabric.backward(factor * model(INPUTS).float().square().mean())
-        steps.append(fabric.strategy.optimizer_step(optimizer.optimizer))
-        steps.append(all(torch.equal(value, before[name]) for name, value in weights().items()))
-    scale = fabric.strategy.precision_plugin.state_dict()["scale"]
-    fabric.teardown()
-    return steps, scale
-
-
 @stages
 def test_a_step_that_overflows_is_skipped_and_the_scale_lowered(has_float16, stage):
+    def overflow_once(rank):
+        fabric, module = rank.fabric(), Net()
+        model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+        def weights():
+            return fabric.strategy.get_module_state_dict(module, layout="full")
+
+        before, steps = weights(), []
+        for factor in (1e6, 1.0):  # times the scale of 2 ** 16, the first has no place in float16
+            fabric.backward(factor * model(INPUTS).float().square().mean())
+            steps.append(fabric.strategy.optimizer_step(optimizer.optimizer))
+            steps.append(all(torch.equal(value, before[name]) for name, value in weights().items()))
+        scale = fabric.strategy.precision_plugin.state_dict()["scale"]
+        fabric.teardown()
+        return steps, scale
+
     steps, scale = on_two_ranks(overflow_once, stage, hysteresis=1)
     assert steps == [False, True, True, False]
     assert scale == 2.0**15

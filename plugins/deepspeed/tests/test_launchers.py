@@ -155,6 +155,12 @@ def test_srun(assert_trains, slurm):
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["ctrl-c", "killed"])
 def test_nobody_is_left_under_the_deepspeed_launcher(tmp_path, end):
+    def is_alive(pid):
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except OSError:
+            return False
+
     launcher = deepspeed("--no_local_rank", "--num_accelerators", 2)
     script = (TRAINED_UNTIL_INTERRUPTED, tmp_path, STAGE_3["strategy"], "steps")
     process = start([*map(str, (*launcher, *script))], dict(os.environ))
@@ -171,10 +177,3 @@ def test_nobody_is_left_under_the_deepspeed_launcher(tmp_path, end):
     wait_until(lambda: not any(map(is_alive, ranks)), "end of both ranks")
     if end == "ctrl-c":
         assert (tmp_path / "saved" / "on_exception.ckpt").exists()
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

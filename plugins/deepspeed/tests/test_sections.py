@@ -113,26 +113,25 @@ def test_an_optimizer_of_each_is_refused_before_work():
 # loops by hand ------------------------------------------------------------------------------------
 
 
-def loop(rank, is_of_config, takes_scheduler=True):
-    fabric, module = rank.fabric(), Bare()
-    optimizer = fabric.strategy.make_optimizer(module) if is_of_config else own_adamw(module)
-    if takes_scheduler:
-        scheduler = (
-            fabric.strategy.make_scheduler(optimizer) if is_of_config else own_warmup(optimizer)
-        )
-    model, optimizer = fabric.setup(module, optimizer)
-    rates = []
-    for step in range(6):
-        rates.append(optimizer.param_groups[0]["lr"])
-        fabric.backward(loss_of(module.layers, share_of(rank, step)))
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-    weights = end(fabric, model.module)
-    return rates, weights
-
-
 def test_a_loop_by_hand_takes_them_from_the_strategy():
+    def loop(rank, is_of_config, takes_scheduler=True):
+        fabric, module = rank.fabric(), Bare()
+        optimizer = fabric.strategy.make_optimizer(module) if is_of_config else own_adamw(module)
+        if takes_scheduler:
+            scheduler = (
+                fabric.strategy.make_scheduler(optimizer) if is_of_config else own_warmup(optimizer)
+            )
+        model, optimizer = fabric.setup(module, optimizer)
+        rates = []
+        for step in range(6):
+            rates.append(optimizer.param_groups[0]["lr"])
+            fabric.backward(loss_of(module.layers, share_of(rank, step)))
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        weights = end(fabric, model.module)
+        return rates, weights
+
     rates, weights = on_one_device(loop, False)
     both = {"optimizer": ADAMW, "scheduler": WARMUP}
     found = on_two_ranks(both, loop, True)[0]

@@ -45,25 +45,24 @@ NEAR = {"rtol": 1e-5, "atol": 1e-6}
 # formats ------------------------------------------------------------------------------------------
 
 
-def keep(rank):
-    """A buffer that no state has, and a layer that is named; the formats that they have after a
-    step, and warnings.
-    """
-    handler, fabric, model = logging.Handler(), rank.fabric(), make_model()
-    handler.emit = Mock()
-    logging.getLogger("core_deepspeed").addHandler(handler)
-    model.register_buffer("frequencies", torch.tensor([1.001]), persistent=False)
-    model.keep_in_float32 = ("0",)
-    model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=0.02))
-    fabric.backward(loss_of(model, make_batch(0, rank.number)).float())
-    optimizer.step()
-    found = model.module.frequencies, {one.dtype for one in model.module.parameters()}
-    fabric.teardown()
-    return *found, "".join(call.args[0].getMessage() for call in handler.emit.call_args_list)
-
-
 @STAGES
 def test_buffers_are_kept_in_float32_and_a_line_says_which_parameters_are_not(stage):
+    def keep(rank):
+        """A buffer that no state has, and a layer that is named; the formats that they have after a
+        step, and warnings.
+        """
+        handler, fabric, model = logging.Handler(), rank.fabric(), make_model()
+        handler.emit = Mock()
+        logging.getLogger("core_deepspeed").addHandler(handler)
+        model.register_buffer("frequencies", torch.tensor([1.001]), persistent=False)
+        model.keep_in_float32 = ("0",)
+        model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=0.02))
+        fabric.backward(loss_of(model, make_batch(0, rank.number)).float())
+        optimizer.step()
+        found = model.module.frequencies, {one.dtype for one in model.module.parameters()}
+        fabric.teardown()
+        return *found, "".join(call.args[0].getMessage() for call in handler.emit.call_args_list)
+
     found = on_two_ranks(keep, stage=stage, config=None, trainer={"precision": "bf16-true"})
     for frequencies, dtypes, _ in found:
         assert torch.equal(frequencies, torch.tensor([1.001]))
@@ -78,30 +77,29 @@ def test_buffers_are_kept_in_float32_and_a_line_says_which_parameters_are_not(st
 # gradients ----------------------------------------------------------------------------------------
 
 
-def accumulate_and_drop(rank):
-    """Drops what backward has accumulated, then accumulates two batches, without a word about the
-    window.
-    """
-    fabric = rank.fabric()
-    model = make_model()
-    model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=0.02))
-    for step in range(4):
-        fabric.backward(loss_of(model, share_of(rank, 100 + step)) * 1000)
-        optimizer.zero_grad()
-        for batch in (2 * step, 2 * step + 1):
-            fabric.backward(loss_of(model, share_of(rank, batch)) / 2)
-        optimizer.step()
-        optimizer.zero_grad()
-        optimizer.step()  # without gradients: nothing to do
-    weights = end(fabric, model.module)
-    return weights
-
-
 @pytest.mark.parametrize(
     ("stage", "offload"),
     [(stage, offload) for stage in range(4) for offload in (False, True)[: stage + 1]],
 )
 def test_gradients_are_dropped_and_accumulated(stage, offload):
+    def accumulate_and_drop(rank):
+        """Drops what backward has accumulated, then accumulates two batches, without a word about the
+        window.
+        """
+        fabric = rank.fabric()
+        model = make_model()
+        model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=0.02))
+        for step in range(4):
+            fabric.backward(loss_of(model, share_of(rank, 100 + step)) * 1000)
+            optimizer.zero_grad()
+            for batch in (2 * step, 2 * step + 1):
+                fabric.backward(loss_of(model, share_of(rank, batch)) / 2)
+            optimizer.step()
+            optimizer.zero_grad()
+            optimizer.step()  # without gradients: nothing to do
+        weights = end(fabric, model.module)
+        return weights
+
     expected = on_one_device(accumulate_and_drop)
     found = on_two_ranks(accumulate_and_drop, stage=stage, offload_optimizer=offload)[0]
     torch.testing.assert_close(found, expected, **NEAR)
@@ -166,13 +164,12 @@ def test_the_block_of_autocast_computes_in_bfloat16_from_float32(stage):
     assert left == ([], False)
 
 
-def autocast_on_a_gpu(rank):
-    torch.set_autocast_enabled("cuda", True)  # where DeepSpeed looks, whatever the device is
-    return autocast(rank)
-
-
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_forward_stays_in_the_autocast_that_is_around_it(stage):
+    def autocast_on_a_gpu(rank):
+        torch.set_autocast_enabled("cuda", True)  # where DeepSpeed looks, whatever the device is
+        return autocast(rank)
+
     ranks = Backend(
         functools.partial(DeepSpeedStrategy, stage=stage), options={"precision": "bf16-mixed"}
     )
@@ -338,13 +335,12 @@ def make_loader(rank):
     return DataLoader(data, batch_size=8 // rank.backend.data_parallel_size)
 
 
-def fit_built_late(rank):
-    module = BuiltLate()
-    rank.trainer(max_epochs=2).fit(module, make_loader(rank))
-    return module.sizes, module.state_dict()
-
-
 def test_what_configure_model_builds_is_cut_at_once():
+    def fit_built_late(rank):
+        module = BuiltLate()
+        rank.trainer(max_epochs=2).fit(module, make_loader(rank))
+        return module.sizes, module.state_dict()
+
     whole, weights = on_one_device(fit_built_late)
     assert sum(whole) > 0
     for sizes, found in on_two_ranks(fit_built_late, stage=3):
@@ -352,33 +348,31 @@ def test_what_configure_model_builds_is_cut_at_once():
         torch.testing.assert_close(found, weights, **NEAR)
 
 
-class Judged(BuiltLate):
-    def validation_step(self, batch, batch_idx):
-        self.log("loss", loss_of(self.layers, batch[0]), sync_dist=True)
-
-    test_step = validation_step
-
-    def predict_step(self, batch, batch_idx):
-        return self.layers(batch[0])
-
-
-def evaluate_a_checkpoint(rank, path):
-    """Losses by `validate` and `test`, and predictions, of modules that have never been trained
-    here.
-    """
-    loader, trainer = make_loader(rank), rank.trainer(max_epochs=1)
-    trainer.fit(Judged(), loader, loader)
-    trainer.save_checkpoint(path, weights_only=True)
-    (validated,) = rank.trainer().validate(Judged(), loader, ckpt_path=path)
-    (tested,) = rank.trainer().test(Judged(), loader, ckpt_path=path)
-    predicted = rank.trainer().predict(Judged(), loader, ckpt_path=path)
-    return torch.tensor([validated["loss"], tested["loss"]]), torch.cat(
-        [part.float() for part in predicted]
-    )
-
-
 @STAGES
 def test_a_checkpoint_is_evaluated(tmp_path, stage):
+    class Judged(BuiltLate):
+        def validation_step(self, batch, batch_idx):
+            self.log("loss", loss_of(self.layers, batch[0]), sync_dist=True)
+
+        test_step = validation_step
+
+        def predict_step(self, batch, batch_idx):
+            return self.layers(batch[0])
+
+    def evaluate_a_checkpoint(rank, path):
+        """Losses by `validate` and `test`, and predictions, of modules that have never been trained
+        here.
+        """
+        loader, trainer = make_loader(rank), rank.trainer(max_epochs=1)
+        trainer.fit(Judged(), loader, loader)
+        trainer.save_checkpoint(path, weights_only=True)
+        (validated,) = rank.trainer().validate(Judged(), loader, ckpt_path=path)
+        (tested,) = rank.trainer().test(Judged(), loader, ckpt_path=path)
+        predicted = rank.trainer().predict(Judged(), loader, ckpt_path=path)
+        return torch.tensor([validated["loss"], tested["loss"]]), torch.cat(
+            [part.float() for part in predicted]
+        )
+
     expected, predictions = on_one_device(evaluate_a_checkpoint, tmp_path / "one")
     results = on_two_ranks(evaluate_a_checkpoint, tmp_path / "two", stage=stage)
     for found, _ in results:
@@ -386,88 +380,85 @@ def test_a_checkpoint_is_evaluated(tmp_path, stage):
     torch.testing.assert_close(results[0][1], predictions, **NEAR)
 
 
-def evaluate_twice(rank):
-    """A module that is evaluated with its parameters cut, twice, and the weights that it has
-    then.
-    """
-    layers = make_model()
-    before = {name: value.clone() for name, value in layers.state_dict().items()}
-    outputs = []
-    for _ in range(2):
-        fabric = rank.fabric()
-        model = fabric.setup(layers)
-        with torch.no_grad():
-            outputs.append(model(make_batch(0, rank.number)).float())
-        fabric.teardown()
-    return before, layers.state_dict(), outputs
-
-
 def test_an_evaluation_in_16_bits_rounds_no_weight():
     """Without an optimizer an engine has no masters, and would leave the weights as it has computed
     with them.
     """
+
+    def evaluate_twice(rank):
+        """A module that is evaluated with its parameters cut, twice, and the weights that it has
+        then.
+        """
+        layers = make_model()
+        before = {name: value.clone() for name, value in layers.state_dict().items()}
+        outputs = []
+        for _ in range(2):
+            fabric = rank.fabric()
+            model = fabric.setup(layers)
+            with torch.no_grad():
+                outputs.append(model(make_batch(0, rank.number)).float())
+            fabric.teardown()
+        return before, layers.state_dict(), outputs
+
     results = on_two_ranks(evaluate_twice, stage=3, trainer={"precision": "bf16-mixed"})
     for before, after, (first, second) in results:
         torch.testing.assert_close(after, before, rtol=0, atol=0)
         torch.testing.assert_close(second, first, rtol=0, atol=0)
 
 
-def load_after_an_evaluation(rank):
-    """Trains, evaluates, which leaves parameters gathered, and again with other weights."""
-    fabric = rank.fabric()
-    model = make_model()
-    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    batch, outputs = make_batch(0, rank.number), []
-    for _ in range(2):
-        fabric.backward(loss_of(model, batch))
-        optimizer.step()
-    for factor in (1.0, 0.0):
-        with torch.no_grad():
-            outputs.append(model(batch))
-        state = fabric.strategy.get_module_state_dict(model.module, layout="full")
-        state = fabric.broadcast({name: value * factor for name, value in state.items()})
-        fabric.strategy.load_module_state_dict(model.module, state)
-    with torch.no_grad():
-        outputs.append(model(batch))
-    with pytest.raises(CheckpointError, match="lacks"):
-        fabric.strategy.load_module_state_dict(model.module, {})
-    fabric.teardown()
-    return outputs
-
-
-def drop_a_fabric(rank):
-    """Lets Fabric go on one rank, while the other still trains with its own."""
-    torch.manual_seed(0)
-    fabric, layer = rank.fabric(), nn.Linear(4, 4)
-    model, optimizer = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
-    weights = fabric.strategy.get_module_state_dict(layer, layout="full")
-    strategy = fabric.strategy
-    strategy.barrier()
-    if rank.number:
-        strategy.session.release_alone()  # what a Fabric that is collected calls
-    found = strategy.all_gather(torch.tensor(float(rank.number))).tolist()
-    strategy.barrier()
-    del model, optimizer, weights
-    return found
-
-
 def test_a_fabric_that_is_collected_on_one_rank_gathers_nothing():
+    def drop_a_fabric(rank):
+        """Lets Fabric go on one rank, while the other still trains with its own."""
+        torch.manual_seed(0)
+        fabric, layer = rank.fabric(), nn.Linear(4, 4)
+        model, optimizer = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+        weights = fabric.strategy.get_module_state_dict(layer, layout="full")
+        strategy = fabric.strategy
+        strategy.barrier()
+        if rank.number:
+            strategy.session.release_alone()  # what a Fabric that is collected calls
+        found = strategy.all_gather(torch.tensor(float(rank.number))).tolist()
+        strategy.barrier()
+        del model, optimizer, weights
+        return found
+
     assert on_two_ranks(drop_a_fabric, stage=3) == [[0.0, 1.0], [0.0, 1.0]]
 
 
 def test_weights_that_are_loaded_after_an_evaluation_are_used():
+    def load_after_an_evaluation(rank):
+        """Trains, evaluates, which leaves parameters gathered, and again with other weights."""
+        fabric = rank.fabric()
+        model = make_model()
+        model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        batch, outputs = make_batch(0, rank.number), []
+        for _ in range(2):
+            fabric.backward(loss_of(model, batch))
+            optimizer.step()
+        for factor in (1.0, 0.0):
+            with torch.no_grad():
+                outputs.append(model(batch))
+            state = fabric.strategy.get_module_state_dict(model.module, layout="full")
+            state = fabric.broadcast({name: value * factor for name, value in state.items()})
+            fabric.strategy.load_module_state_dict(model.module, state)
+        with torch.no_grad():
+            outputs.append(model(batch))
+        with pytest.raises(CheckpointError, match="lacks"):
+            fabric.strategy.load_module_state_dict(model.module, {})
+        fabric.teardown()
+        return outputs
+
     for first, second, third in on_two_ranks(load_after_an_evaluation, stage=3):
         assert torch.equal(first, second)
         assert second.any()
         assert not third.any()
 
 
-def fit_with_summary(rank):
-    loader = DataLoader(TensorDataset(make_batch(0, None)), batch_size=4)
-    rank.trainer(max_epochs=1, enable_model_summary=True).fit(BuiltLate(), loader)
-
-
 def test_the_summary_counts_what_is_cut(caplog, capfd):
+    def fit_with_summary(rank):
+        loader = DataLoader(TensorDataset(make_batch(0, None)), batch_size=4)
+        rank.trainer(max_epochs=1, enable_model_summary=True).fit(BuiltLate(), loader)
+
     on_two_ranks(fit_with_summary, stage=3)
     assert re.search(r"50\s+trainable parameters", capfd.readouterr().out)
 
@@ -475,27 +466,25 @@ def test_the_summary_counts_what_is_cut(caplog, capfd):
 # offloading ---------------------------------------------------------------------------------------
 
 
-def step_offloaded(rank, make_optimizer):
-    torch.manual_seed(0)
-    fabric, model = rank.fabric(), make_model()
-    model, optimizer = fabric.setup(model, make_optimizer(model.parameters()))
-    for step in range(5):
-        fabric.backward(loss_of(model, make_batch(step, None)))
-        optimizer.step()
-        optimizer.zero_grad()
-    kind = type(fabric.strategy.optimizers[0]).__name__
-    weights = end(fabric, model.module)
-    return kind, weights
-
-
-def a_fused_adam(parameters):
-    from deepspeed.ops.adam import FusedAdam
-
-    return FusedAdam(parameters, lr=0.02, weight_decay=0.3, adam_w_mode=False)
-
-
 def test_an_adam_keeps_its_weight_decay_when_it_is_offloaded(monkeypatch):
     # Its kernels are for the memory of a GPU: they are compiled when it is made, and aren't called.
+    def step_offloaded(rank, make_optimizer):
+        torch.manual_seed(0)
+        fabric, model = rank.fabric(), make_model()
+        model, optimizer = fabric.setup(model, make_optimizer(model.parameters()))
+        for step in range(5):
+            fabric.backward(loss_of(model, make_batch(step, None)))
+            optimizer.step()
+            optimizer.zero_grad()
+        kind = type(fabric.strategy.optimizers[0]).__name__
+        weights = end(fabric, model.module)
+        return kind, weights
+
+    def a_fused_adam(parameters):
+        from deepspeed.ops.adam import FusedAdam
+
+        return FusedAdam(parameters, lr=0.02, weight_decay=0.3, adam_w_mode=False)
+
     monkeypatch.setattr("deepspeed.ops.adam.fused_adam.FusedAdamBuilder.load", lambda self: Mock())
     decoupled = functools.partial(
         torch.optim.Adam, lr=0.02, weight_decay=0.3, decoupled_weight_decay=True
@@ -577,71 +566,73 @@ def test_what_no_engine_trains_is_refused(function, arguments, options, message)
         on_two_ranks(function, *arguments, **options)
 
 
-def unfreeze_and_add(rank):
-    fabric, model = rank.fabric(), make_model()
-    model[0].requires_grad_(False)
-    made = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    wrapped, optimizer = fabric.setup(model, made)
-    with pytest.raises(ConfigurationError, match=r"steps no others\. Give it all groups before"):
-        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
-    fabric.backward(loss_of(wrapped, make_batch(0, rank.number)))
-    optimizer.step()
-    model[0].requires_grad_(True)
-    with pytest.raises(
-        ConfigurationError, match=r"parameter '0\.\w+' gets gradients, and was frozen when"
-    ):
-        fabric.backward(loss_of(wrapped, make_batch(0, rank.number)))
-    model[2].requires_grad_(False)
-    kept = fabric.strategy.get_optimizer_state_dict(fabric.strategy.optimizers[0])
-    fabric.teardown()
-    loss_of(model, make_batch(0, None)).backward()
-    made.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
-    return "2.weight" in kept["state"] or rank.number > 0
-
-
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_what_an_optimizer_does_not_take_any_more(stage):
-    assert all(on_two_ranks(unfreeze_and_add, stage=stage))
-
-
-def unfreeze_and_go_on(rank):
-    fabric, model = rank.fabric(), make_model()
-    model[0].bias.requires_grad_(False)
-    model[2].requires_grad_(False)
-    wrapped, optimizer = fabric.setup(model, torch.optim.RMSprop(model[:2].parameters(), lr=0.1))
-    for step, group in enumerate((model[2].parameters(), None, None)):
-        fabric.backward(loss_of(wrapped, share_of(rank, step)))
+    def unfreeze_and_add(rank):
+        fabric, model = rank.fabric(), make_model()
+        model[0].requires_grad_(False)
+        made = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        wrapped, optimizer = fabric.setup(model, made)
+        with pytest.raises(
+            ConfigurationError, match=r"steps no others\. Give it all groups before"
+        ):
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+        fabric.backward(loss_of(wrapped, make_batch(0, rank.number)))
         optimizer.step()
-        optimizer.zero_grad()
-        if group is not None:
-            optimizer.add_param_group({"params": group, "lr": 0.05})
-        model.requires_grad_(True)
-    kept = fabric.strategy.get_optimizer_state_dict(fabric.strategy.optimizers[0])
-    weights = end(fabric, model)
-    return {
-        **weights,
-        **{f"{name}.square_avg": entry["square_avg"] for name, entry in kept["state"].items()},
-    }
+        model[0].requires_grad_(True)
+        with pytest.raises(
+            ConfigurationError, match=r"parameter '0\.\w+' gets gradients, and was frozen when"
+        ):
+            fabric.backward(loss_of(wrapped, make_batch(0, rank.number)))
+        model[2].requires_grad_(False)
+        kept = fabric.strategy.get_optimizer_state_dict(fabric.strategy.optimizers[0])
+        fabric.teardown()
+        loss_of(model, make_batch(0, None)).backward()
+        made.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+        return "2.weight" in kept["state"] or rank.number > 0
+
+    assert all(on_two_ranks(unfreeze_and_add, stage=stage))
 
 
 def test_at_stage_0_an_optimizer_is_the_users_own():
     """It may be one that looks at whole tensors, be given another group, and parameters may be
     unfrozen.
     """
+
+    def unfreeze_and_go_on(rank):
+        fabric, model = rank.fabric(), make_model()
+        model[0].bias.requires_grad_(False)
+        model[2].requires_grad_(False)
+        wrapped, optimizer = fabric.setup(
+            model, torch.optim.RMSprop(model[:2].parameters(), lr=0.1)
+        )
+        for step, group in enumerate((model[2].parameters(), None, None)):
+            fabric.backward(loss_of(wrapped, share_of(rank, step)))
+            optimizer.step()
+            optimizer.zero_grad()
+            if group is not None:
+                optimizer.add_param_group({"params": group, "lr": 0.05})
+            model.requires_grad_(True)
+        kept = fabric.strategy.get_optimizer_state_dict(fabric.strategy.optimizers[0])
+        weights = end(fabric, model)
+        return {
+            **weights,
+            **{f"{name}.square_avg": entry["square_avg"] for name, entry in kept["state"].items()},
+        }
+
     expected = on_one_device(unfreeze_and_go_on)
     found = on_two_ranks(unfreeze_and_go_on, stage=0)[0]
     torch.testing.assert_close(found, expected, **NEAR)
 
 
-def set_up_statistics(rank):
-    fabric, model = rank.fabric(), torch.nn.Sequential(make_model(), torch.nn.BatchNorm1d(1))
-    model, _ = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    loss = model(make_batch(0, None)).square().mean()
-    fabric.teardown()
-    return loss.isfinite().item()
-
-
 def test_running_statistics_in_another_format_than_weights():
+    def set_up_statistics(rank):
+        fabric, model = rank.fabric(), torch.nn.Sequential(make_model(), torch.nn.BatchNorm1d(1))
+        model, _ = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        loss = model(make_batch(0, None)).square().mean()
+        fabric.teardown()
+        return loss.isfinite().item()
+
     mixed = {"precision": "bf16-mixed"}
     with pytest.raises(
         WorkerError, match=r"'1' is a BatchNorm1d: .*'buffer_dtype': 'bf16'.* precision='bf16-true'"
@@ -652,27 +643,22 @@ def test_running_statistics_in_another_format_than_weights():
     assert on_two_ranks(set_up_statistics, trainer={"precision": "bf16-true"}) == [True, True]
 
 
-def backward_of_nobody(rank):
-    fabric = rank.fabric()
-    unlike = nn.Linear(*((4, 6) if rank.number else (6, 4)), bias=False)  # as many elements
-    with pytest.raises(
-        ModuleError,
-        match=r"'weight', \(4, 6\) float32 on rank 0\n  'weight', \(6, 4\) float32 on rank 1",
-    ):
-        fabric.setup(unlike, torch.optim.SGD(unlike.parameters(), lr=0.1))
-    for _ in range(2):
-        model = make_model()
-        model, _ = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    fabric.backward(loss_of(model, make_batch(0, rank.number)))
-
-
 def test_modules_that_differ_are_refused_and_a_loss_of_several_says_whose_it_is():
+    def backward_of_nobody(rank):
+        fabric = rank.fabric()
+        unlike = nn.Linear(*((4, 6) if rank.number else (6, 4)), bias=False)  # as many elements
+        with pytest.raises(
+            ModuleError,
+            match=r"'weight', \(4, 6\) float32 on rank 0\n  'weight', \(6, 4\) float32 on rank 1",
+        ):
+            fabric.setup(unlike, torch.optim.SGD(unlike.parameters(), lr=0.1))
+        for _ in range(2):
+            model = make_model()
+            model, _ = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        fabric.backward(loss_of(model, make_batch(0, rank.number)))
+
     with pytest.raises(WorkerError, match=r"fabric\.backward\(loss, model=model\)"):
         on_two_ranks(backward_of_nobody)
-
-
-def fit_contradicted(rank):
-    rank.trainer(max_epochs=1).fit(BuiltLate(), make_loader(rank))
 
 
 @pytest.mark.parametrize(
@@ -692,6 +678,9 @@ def fit_contradicted(rank):
     ],
 )
 def test_a_config_that_contradicts_the_trainer(config, arguments, message):
+    def fit_contradicted(rank):
+        rank.trainer(max_epochs=1).fit(BuiltLate(), make_loader(rank))
+
     with pytest.raises(WorkerError, match=f"ConfigurationError.*{message}"):
         on_two_ranks(fit_contradicted, config=config, trainer=arguments)
 
@@ -717,31 +706,29 @@ def test_unknown_options_are_refused():
     assert Fabric(strategy="deepspeed_stage_1", accelerator="cpu", devices=1).strategy.stage == 1
 
 
-def moments_of(engine):
-    # at stage 0 nothing is around the user's optimizer
-    own = getattr(engine.zero, "optimizer", engine.zero)
-    return [entry[key] for entry in own.state.values() for key in ("exp_avg", "exp_avg_sq")]
-
-
-def load_in_place(rank, path):
-    """True if the optimizer's tensors are the same ones after a load, and hold what was saved."""
-    fabric, module = rank.fabric(), make_model()
-    model, optimizer = fabric.setup(module, torch.optim.Adam(module.parameters()))
-    fabric.backward(loss_of(model, make_batch(0, rank.number)), model=model)
-    optimizer.step()
-    optimizer.zero_grad()
-    fabric.save(path, {"model": model, "optimizer": optimizer})
-    (engine,) = fabric.strategy.engines
-    moments = moments_of(engine)
-    expected = [moment.clone() for moment in moments]
-    torch._foreach_zero_(moments)
-    fabric.load(path, {"model": model, "optimizer": optimizer})
-    after = moments_of(engine)
-    fabric.teardown()
-    assert all(map(torch.equal, after, expected))
-    return all(one is other for one, other in zip(moments, after, strict=True)), len(moments)
-
-
 @pytest.mark.parametrize(("stage", "number"), [(0, 8), (1, 2), (3, 2)])
 def test_moments_are_filled_where_they_are(stage, number, tmp_path):
+    def moments_of(engine):
+        # at stage 0 nothing is around the user's optimizer
+        own = getattr(engine.zero, "optimizer", engine.zero)
+        return [entry[key] for entry in own.state.values() for key in ("exp_avg", "exp_avg_sq")]
+
+    def load_in_place(rank, path):
+        """True if the optimizer's tensors are the same ones after a load, and hold what was saved."""
+        fabric, module = rank.fabric(), make_model()
+        model, optimizer = fabric.setup(module, torch.optim.Adam(module.parameters()))
+        fabric.backward(loss_of(model, make_batch(0, rank.number)), model=model)
+        optimizer.step()
+        optimizer.zero_grad()
+        fabric.save(path, {"model": model, "optimizer": optimizer})
+        (engine,) = fabric.strategy.engines
+        moments = moments_of(engine)
+        expected = [moment.clone() for moment in moments]
+        torch._foreach_zero_(moments)
+        fabric.load(path, {"model": model, "optimizer": optimizer})
+        after = moments_of(engine)
+        fabric.teardown()
+        assert all(map(torch.equal, after, expected))
+        return all(one is other for one, other in zip(moments, after, strict=True)), len(moments)
+
     assert on_two_ranks(load_in_place, tmp_path / "last.ckpt", stage=stage) == [(True, number)] * 2

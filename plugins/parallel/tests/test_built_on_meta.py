@@ -252,31 +252,29 @@ def test_the_users_module_has_the_trained_weights_afterwards():
     assert both.again.weight is both.net.up.weight
 
 
-def _layers():
-    return nn.Sequential(
-        _linear(6, 8), nn.Tanh(), nn.LayerNorm(8), _linear(8, 8), nn.Tanh(), _linear(8, 2)
-    )
-
-
-def build(rank):
-    """Whether a model of a Fabric is on meta, and the parameters that a rank has of it then."""
-    fabric = rank.fabric()
-    with fabric.init_module(empty_init=True):
-        module = _layers()
-    was_empty = all(one.is_meta for one in module.parameters())
-    fabric.setup(module)
-    fabric.setup(_layers())
-    with torch.device("meta" if rank.number else "cpu"):
-        other = _layers()
-    with pytest.raises(
-        CoreError, match="built on the meta device on some ranks, and with values on others"
-    ):
-        fabric.setup(other)
-    fabric.teardown()
-    return was_empty, [name for name, one in module.named_parameters() if not one.is_meta]
-
-
 def test_a_rank_has_its_stage_alone_of_a_model_on_meta(caplog):
+    def _layers():
+        return nn.Sequential(
+            _linear(6, 8), nn.Tanh(), nn.LayerNorm(8), _linear(8, 8), nn.Tanh(), _linear(8, 2)
+        )
+
+    def build(rank):
+        """Whether a model of a Fabric is on meta, and the parameters that a rank has of it then."""
+        fabric = rank.fabric()
+        with fabric.init_module(empty_init=True):
+            module = _layers()
+        was_empty = all(one.is_meta for one in module.parameters())
+        fabric.setup(module)
+        fabric.setup(_layers())
+        with torch.device("meta" if rank.number else "cpu"):
+            other = _layers()
+        with pytest.raises(
+            CoreError, match="built on the meta device on some ranks, and with values on others"
+        ):
+            fabric.setup(other)
+        fabric.teardown()
+        return was_empty, [name for name, one in module.named_parameters() if not one.is_meta]
+
     log = "core_parallel.staged_modules"
     caplog.set_level(logging.INFO, log)
     first, last = on(in_process=True, pipeline=2).run(build)

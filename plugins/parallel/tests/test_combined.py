@@ -14,13 +14,6 @@ from core.precision import MixedPrecision
 from core_parallel import MeshParallelStrategy
 
 
-class _Without(Net):
-    """Its parts leave out a block."""
-
-    def pipeline(self):
-        return [self.start, *self.blocks[1:], self.head]
-
-
 class _Untold(Net):
     tensor_parallel_plan = None
 
@@ -39,6 +32,12 @@ def test_a_model_without_a_plan_is_refused_by_name():
 
 @pytest.mark.slow
 def test_cut_layers_between_the_parts_of_a_pipeline_are_refused():
+    class _Without(Net):
+        """Its parts leave out a block."""
+
+        def pipeline(self):
+            return [self.start, *self.blocks[1:], self.head]
+
     with pytest.raises(CoreError, match=r"Block 'net\.blocks\.0' was called between the parts of"):
         on(pipeline=2, tensor=2).run(partial(train, make=partial(Step, _Without), max_steps=1))
 

@@ -18,31 +18,6 @@ from core_testing.training import assert_equal_tensors
 _WINDOW = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3, "max_steps": 6}
 
 
-class _Compiled(Callback):
-    """Counts the graphs of each epoch."""
-
-    def __init__(self):
-        self.counts = []
-
-    def on_train_epoch_start(self, *_):
-        self.counts.append(0)
-
-    def compile(self, graph, inputs):
-        """Compile nothing: the graph itself runs."""
-        self.counts[-1] += 1
-        return graph.forward
-
-
-def _train(rank, make, options):
-    # torch's compiler looks at it
-    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")
-    torch._dynamo.reset()
-    compiled = _Compiled()
-    compiler = {"backend": compiled.compile, **options}
-    weights, _ = train(rank, make, callbacks=[compiled], compile=compiler, **_WINDOW)
-    return weights, compiled.counts
-
-
 @pytest.mark.slow
 @pytest.mark.numbers
 @pytest.mark.parametrize(
@@ -57,6 +32,29 @@ def _train(rank, make, options):
     ids=str,
 )
 def test_a_compiled_model_equals_one_device(mesh, make, options):
+    class _Compiled(Callback):
+        """Counts the graphs of each epoch."""
+
+        def __init__(self):
+            self.counts = []
+
+        def on_train_epoch_start(self, *_):
+            self.counts.append(0)
+
+        def compile(self, graph, inputs):
+            """Compile nothing: the graph itself runs."""
+            self.counts[-1] += 1
+            return graph.forward
+
+    def _train(rank, make, options):
+        # torch's compiler looks at it
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")
+        torch._dynamo.reset()
+        compiled = _Compiled()
+        compiler = {"backend": compiled.compile, **options}
+        weights, _ = train(rank, make, callbacks=[compiled], compile=compiler, **_WINDOW)
+        return weights, compiled.counts
+
     weights, counts = on(**mesh).run(_train, make, options)[0]
     expected, _ = ALONE.run(partial(train, make=make, **_WINDOW))[0]
     assert_equal_tensors(weights, expected, 1e-12)

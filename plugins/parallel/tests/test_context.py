@@ -250,29 +250,28 @@ def test_what_held_at_the_first_call_is_compared_again(make):
         assert re.search(_LATER[make][1], of_rank[make])
 
 
-class _Counted(Net):
-    """Counts calls, and changes a buffer alike on all ranks; leaves out layers by draws of one
-    number, and drops.
-
-    A rank that left out another layer would wait.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.num_calls, self.worst = 0, torch.tensor(float("nan"))
-        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
-
-    def forward(self, words, places):
-        self.num_calls += 1
-        self.calls += 1
-        x = self.start(words, places)
-        for block in [*self.blocks, *self.blocks]:
-            if not self.training or torch.rand(()) > 0.5:
-                x = functional.dropout(block(x), 0.5, self.training)
-        return self.head(x)
-
-
 def test_what_ranks_change_and_draw_alike_is_changed_once_a_call():
+    class _Counted(Net):
+        """Counts calls, and changes a buffer alike on all ranks; leaves out layers by draws of one
+        number, and drops.
+
+        A rank that left out another layer would wait.
+        """
+
+        def __init__(self):
+            super().__init__()
+            self.num_calls, self.worst = 0, torch.tensor(float("nan"))
+            self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+        def forward(self, words, places):
+            self.num_calls += 1
+            self.calls += 1
+            x = self.start(words, places)
+            for block in [*self.blocks, *self.blocks]:
+                if not self.training or torch.rand(()) > 0.5:
+                    x = functional.dropout(block(x), 0.5, self.training)
+            return self.head(x)
+
     def counts(rank):
         fabric, module = rank.fabric(), _Counted()
         model = fabric.setup(module)

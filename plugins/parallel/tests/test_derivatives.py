@@ -227,26 +227,23 @@ REFUSED = {
 }
 
 
-def _on_meshes(rank):
-    return [_trained(rank, make, **mesh) for make, mesh in RIGHT], {
-        case: _refusal(rank, case[0], **{case[1]: 2}) for case in REFUSED
-    }
-
-
-def _trained(rank, make, **mesh):
-    return train(rank, make, max_steps=3, strategy=MeshParallelStrategy(**mesh))[0]
-
-
-def _refusal(rank, make, **mesh):
-    try:
-        _trained(rank, make, **mesh)
-    except ModuleError as error:
-        return str(error)
-    return "none"
-
-
 @pytest.mark.slow
 def test_derivatives_are_those_of_one_device_or_refused():
+    def _trained(rank, make, **mesh):
+        return train(rank, make, max_steps=3, strategy=MeshParallelStrategy(**mesh))[0]
+
+    def _refusal(rank, make, **mesh):
+        try:
+            _trained(rank, make, **mesh)
+        except ModuleError as error:
+            return str(error)
+        return "none"
+
+    def _on_meshes(rank):
+        return [_trained(rank, make, **mesh) for make, mesh in RIGHT], {
+            case: _refusal(rank, case[0], **{case[1]: 2}) for case in REFUSED
+        }
+
     on_two = Backend(MeshParallelStrategy, "cpu", 2, 1)
     found, refusals = on_two.run(_on_meshes)[0]
     expected = {

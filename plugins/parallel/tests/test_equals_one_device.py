@@ -170,20 +170,18 @@ def test_larger_meshes(mesh, make, options):
     assert_equals_one_device(mesh, make, **options)
 
 
-class _Evaluated(Step):
-    """Evaluates without training, so in inference mode."""
-
-    def validation_step(self, batch, batch_idx):
-        assert torch.is_inference_mode_enabled()
-        self.log("error", self.compute(batch[0][:, :8]).square().mean())
-
-
-def _validate(rank):
-    return rank.trainer().validate(_Evaluated(), loader(8, 16))[0]
-
-
 @pytest.mark.parametrize("axis", ["tensor", "context"])
 def test_an_evaluation_in_inference_mode(axis):
+    class _Evaluated(Step):
+        """Evaluates without training, so in inference mode."""
+
+        def validation_step(self, batch, batch_idx):
+            assert torch.is_inference_mode_enabled()
+            self.log("error", self.compute(batch[0][:, :8]).square().mean())
+
+    def _validate(rank):
+        return rank.trainer().validate(_Evaluated(), loader(8, 16))[0]
+
     expected = ALONE.run(_validate)[0]
     for found in on(**{axis: 2}).run(_validate):
         assert found == pytest.approx(expected, abs=1e-12)

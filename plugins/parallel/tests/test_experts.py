@@ -239,17 +239,6 @@ def test_a_list_computes_what_its_members_do():
     torch.testing.assert_close(ExpertList(members)(tokens, numbers, weights), expected)
 
 
-class _Counted(Step):
-    """Counts the choices of the first block itself."""
-
-    def on_train_start(self):
-        self.counts = torch.zeros(NUM_EXPERTS + 1)
-        self.net.blocks[0].experts.register_forward_hook(self._count)
-
-    def _count(self, module, given, result):
-        self.counts += torch.bincount(given[1].flatten(), minlength=NUM_EXPERTS + 1)
-
-
 @pytest.mark.numbers
 @pytest.mark.parametrize(
     "mesh",
@@ -262,6 +251,16 @@ class _Counted(Step):
     ids=str,
 )
 def test_the_load_is_that_of_one_device(mesh):
+    class _Counted(Step):
+        """Counts the choices of the first block itself."""
+
+        def on_train_start(self):
+            self.counts = torch.zeros(NUM_EXPERTS + 1)
+            self.net.blocks[0].experts.register_forward_hook(self._count)
+
+        def _count(self, module, given, result):
+            self.counts += torch.bincount(given[1].flatten(), minlength=NUM_EXPERTS + 1)
+
     def logged(rank, make):
         module = make(MixtureNet)
         _, values = train(

@@ -62,16 +62,17 @@ def _inside(form, model):
     return model(*_GIVEN, form, _next_words())
 
 
-def _linear(model):
-    hidden, weight = model(*_GIVEN), getattr(model, "module", model).head.weight
-    return functional.linear_cross_entropy(hidden.view(-1, WORDS), weight, _next_words().flatten())
-
-
 _INSIDE = [partial(_inside, form) for form in ("mean", "sum", "linear", "checkpoint")]
 
 
 @pytest.mark.parametrize("kept", [pytest.param((), marks=pytest.mark.slow, id="whole"), "context"])
 def test_losses_are_those_of_one_device(kept):
+    def _linear(model):
+        hidden, weight = model(*_GIVEN), getattr(model, "module", model).head.weight
+        return functional.linear_cross_entropy(
+            hidden.view(-1, WORDS), weight, _next_words().flatten()
+        )
+
     def _mean(model):
         logits = model(*_GIVEN, "logits")
         return functional.cross_entropy(logits[:, :-1].flatten(0, 1), _WORDS[:, 1:].flatten())
@@ -164,18 +165,20 @@ def test_models_of_transformers_take_labels(mesh):
         assert max(found) < 1e-6, found  # the library computes losses in 32 bits
 
 
-class _Wrong(_Losing):
-    def forward(self, words, places, form):
-        logits = super().forward(words, places, "logits")
-        if form == "shift":
-            return functional.cross_entropy(logits[:, :-1].flatten(0, 1), words[:, 1:].flatten())
-        return (
-            functional.cross_entropy(logits.flatten(0, 1), words.flatten()) + logits.square().mean()
-        )
-
-
 @pytest.mark.parametrize("form", ["shift", "mean beside"])
 def test_what_else_a_loss_inside_looks_at_is_refused(form):
+    class _Wrong(_Losing):
+        def forward(self, words, places, form):
+            logits = super().forward(words, places, "logits")
+            if form == "shift":
+                return functional.cross_entropy(
+                    logits[:, :-1].flatten(0, 1), words[:, 1:].flatten()
+                )
+            return (
+                functional.cross_entropy(logits.flatten(0, 1), words.flatten())
+                + logits.square().mean()
+            )
+
     for error in on(context=2).run(refusal, _Wrong, lambda model, net: model(*_GIVEN, form)):
         assert "by cross_entropy, of labels that were shifted before the call" in error
 

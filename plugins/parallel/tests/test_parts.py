@@ -392,19 +392,18 @@ def test_the_forward_of_the_module_that_is_called_counts():
     assert torch.equal(replays.call(layout, x), user.net(x))
 
 
-class Tied(Fixed):
-    """Its first unit is an embedding whose weight the head has too, as BERT's."""
-
-    _no_split_modules = ["Sequential", "Embedding"]
-
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(4, 8)
-        self.head = nn.Linear(8, 4)
-        self.head.weight = self.embed.weight
-
-
 def test_a_unit_whose_weight_is_used_outside_of_units_is_no_part():
+    class Tied(Fixed):
+        """Its first unit is an embedding whose weight the head has too, as BERT's."""
+
+        _no_split_modules = ["Sequential", "Embedding"]
+
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(4, 8)
+            self.head = nn.Linear(8, 4)
+            self.head.weight = self.embed.weight
+
     model = Tied()
     ((_, _, blocks),) = found_blocks.find(model)
     assert blocks == [*model.blocks]

@@ -253,14 +253,6 @@ def test_what_cannot_be_right_is_refused_by_name(make, call, expected):
         assert re.search(expected, error), error
 
 
-def _call(rank, make):
-    fabric = rank.fabric()
-    try:
-        _once(fabric.setup(make()), None)
-    finally:
-        fabric.teardown()
-
-
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
@@ -303,6 +295,13 @@ def _call(rank, make):
     ],
 )
 def test_results_of_a_stage_that_cannot_travel_are_refused(make, expected):
+    def _call(rank, make):
+        fabric = rank.fabric()
+        try:
+            _once(fabric.setup(make()), None)
+        finally:
+            fabric.teardown()
+
     with pytest.raises(CoreError, match=expected):
         _TWO.run(_call, make)
 

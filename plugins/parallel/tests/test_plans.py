@@ -192,13 +192,12 @@ def test_a_forward_with_blocks_around_its_parts_comes_to_its_end():
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
 
 
-class _Tied(Head):
-    def __init__(self):
-        super().__init__()
-        self.head.weight = self.model.embed.weight
-
-
 def test_a_weight_of_parts_on_several_ranks_is_on_all():
+    class _Tied(Head):
+        def __init__(self):
+            super().__init__()
+            self.head.weight = self.model.embed.weight
+
     user = _Tied()
     for position, in_v in ((0, False), (1, False), (1, True)):
         own = copy.deepcopy(user)
@@ -407,20 +406,19 @@ def texts(num_samples, batch_size):
     return DataLoader(TensorDataset(words, mask), batch_size=batch_size)
 
 
-def train(rank, module, **options):
-    """The weights, the values at the end, and predictions."""
-    seen, batches = Seen(), texts(14, 4)
-    trainer = rank.trainer(callbacks=seen, max_epochs=2, **options)
-    trainer.fit(module, batches, batches)
-    values = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    return seen.weights, values, torch.cat(trainer.predict(module, batches))
-
-
 @pytest.mark.slow
 @pytest.mark.numbers
 # the others run the same stages: test_schedules.py has them
 @pytest.mark.parametrize("schedule", [None, "1F1B"])
 def test_models_of_transformers_equal_one_device(schedule):
+    def train(rank, module, **options):
+        """The weights, the values at the end, and predictions."""
+        seen, batches = Seen(), texts(14, 4)
+        trainer = rank.trainer(callbacks=seen, max_epochs=2, **options)
+        trainer.fit(module, batches, batches)
+        values = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        return seen.weights, values, torch.cat(trainer.predict(module, batches))
+
     class OfLogits(Causal):
         """A step that makes its loss of logits, and layers that are computed again in backward."""
 

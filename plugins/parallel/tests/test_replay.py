@@ -61,30 +61,29 @@ class _Skipping(_Found):
         return [self.blocks[1], self.blocks[2]]
 
 
-def _counts(rank, make, given):
-    """How often the model, its hooks and each of its parts were called in three steps and an
-    evaluation; and the results.
-    """
-    fabric = rank.fabric(given)
-    torch.manual_seed(0)
-    net = make()
-    model = fabric.setup(net)
-    optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.1))
-    found = []
-    for size in (4, 4, 6):
-        loss = model(torch.ones(size, 4)).square().mean()
-        fabric.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append(loss.item())
-    with torch.no_grad():
-        found.append(model(torch.ones(3, 4)).sum().item())
-    fabric.teardown()
-    return net.num_calls, sorted(net.hooked), [one.num_calls for one in net.blocks], found
-
-
 @pytest.mark.parametrize("make", [_Found, _Planned, _Declared, _Skipping])
 def test_user_code_runs_as_often_as_on_one_device(make):
+    def _counts(rank, make, given):
+        """How often the model, its hooks and each of its parts were called in three steps and an
+        evaluation; and the results.
+        """
+        fabric = rank.fabric(given)
+        torch.manual_seed(0)
+        net = make()
+        model = fabric.setup(net)
+        optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.1))
+        found = []
+        for size in (4, 4, 6):
+            loss = model(torch.ones(size, 4)).square().mean()
+            fabric.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        with torch.no_grad():
+            found.append(model(torch.ones(3, 4)).sum().item())
+        fabric.teardown()
+        return net.num_calls, sorted(net.hooked), [one.num_calls for one in net.blocks], found
+
     ((calls, hooked, of_parts, expected),) = ALONE.run(_counts, make, None)
     runs = _ONE.run(_counts, make, None)
     assert [one for one, *_ in runs] == [calls] * 2
@@ -94,36 +93,6 @@ def test_user_code_runs_as_often_as_on_one_device(make):
     assert set(hooked) == {one for run in runs for one in run[1]}
     for *_, found in runs:
         assert found == pytest.approx(expected, abs=1e-6)
-
-
-class _Net(nn.Module):
-    """Its forward uses its second argument before, between and behind its parts."""
-
-    def __init__(self, how="pipeline"):
-        super().__init__()
-        self.outside = nn.Linear(4, 4)
-        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
-        if how == "plan":
-            self.config = SimpleNamespace(base_model_pp_plan={"blocks": ()})
-        if how == "pipeline":
-            self.pipeline = lambda: [*self.blocks]
-
-    def forward(self, x, y):
-        beside = self.outside(y).tanh()
-        for index, block in enumerate(self.blocks):
-            x = block(x * beside) + y * index
-        return {"x": x * beside.exp(), "y": [y.cos() * x]}
-
-
-class _Step(nn.Module):
-    def __init__(self, how):
-        super().__init__()
-        self.net, self.shift = _Net(how), nn.Parameter(torch.linspace(0, 1, 4))
-        self.double()
-
-    def forward(self, x):
-        found = self.net(x, x.cos() * self.shift)
-        return found["x"].square().mean() + found["y"][0].sin().mean() + found["x"][0].sum()
 
 
 def _of_batch(size, model):
@@ -139,24 +108,51 @@ def _adversarial(model):
 _CALLS = [*(partial(_of_batch, size) for size in (4, 3, 6)), _adversarial]
 
 
-def _gradients(rank, how):
-    """The loss of each call, and the gradients that this rank has of it."""
-    found = []
-    for call in _CALLS:
-        fabric = rank.fabric()
-        torch.manual_seed(0)
-        module = _Step(how)
-        loss = call(fabric.setup(module))
-        fabric.backward(loss)
-        own = {name: one for name, one in module.named_parameters() if not one.is_meta}
-        found.append({"loss": loss.detach()} | {name: one.grad for name, one in own.items()})
-        fabric.teardown()
-    return found
-
-
 @pytest.mark.parametrize("how", ["pipeline", "plan", "blocks"])
 @pytest.mark.parametrize("backend", [_ONE, _TWO], ids=["at once", "in pieces"])
 def test_what_forward_does_between_parts_has_the_gradients_of_one_device(how, backend):
+    class _Net(nn.Module):
+        """Its forward uses its second argument before, between and behind its parts."""
+
+        def __init__(self, how="pipeline"):
+            super().__init__()
+            self.outside = nn.Linear(4, 4)
+            self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+            if how == "plan":
+                self.config = SimpleNamespace(base_model_pp_plan={"blocks": ()})
+            if how == "pipeline":
+                self.pipeline = lambda: [*self.blocks]
+
+        def forward(self, x, y):
+            beside = self.outside(y).tanh()
+            for index, block in enumerate(self.blocks):
+                x = block(x * beside) + y * index
+            return {"x": x * beside.exp(), "y": [y.cos() * x]}
+
+    class _Step(nn.Module):
+        def __init__(self, how):
+            super().__init__()
+            self.net, self.shift = _Net(how), nn.Parameter(torch.linspace(0, 1, 4))
+            self.double()
+
+        def forward(self, x):
+            found = self.net(x, x.cos() * self.shift)
+            return found["x"].square().mean() + found["y"][0].sin().mean() + found["x"][0].sum()
+
+    def _gradients(rank, how):
+        """The loss of each call, and the gradients that this rank has of it."""
+        found = []
+        for call in _CALLS:
+            fabric = rank.fabric()
+            torch.manual_seed(0)
+            module = _Step(how)
+            loss = call(fabric.setup(module))
+            fabric.backward(loss)
+            own = {name: one for name, one in module.named_parameters() if not one.is_meta}
+            found.append({"loss": loss.detach()} | {name: one.grad for name, one in own.items()})
+            fabric.teardown()
+        return found
+
     (expected,) = ALONE.run(_gradients, how)
     for found in backend.run(_gradients, how):
         for own, alone in zip(found, expected, strict=True):
@@ -186,12 +182,6 @@ class _Later(nn.Module):
         return x + first if self.is_late and self.where == "result" else x
 
 
-def _twice(model, net):
-    model(torch.ones(4, 4))
-    net.is_late = True
-    model(torch.ones(4, 4))
-
-
 @pytest.mark.parametrize("backend", [_ONE, _TWO], ids=["at once", "in pieces"])
 @pytest.mark.parametrize(
     ("where", "expected"),
@@ -202,17 +192,21 @@ def _twice(model, net):
     ],
 )
 def test_a_leak_is_refused_at_the_call_that_has_it(backend, where, expected):
+    def _twice(model, net):
+        model(torch.ones(4, 4))
+        net.is_late = True
+        model(torch.ones(4, 4))
+
+    def _run_twice(rank, where):
+        fabric = rank.fabric()
+        net = _Later(where)
+        try:
+            _twice(fabric.setup(net), net)
+        finally:
+            fabric.teardown()
+
     with pytest.raises(Exception, match=expected):
         backend.run(_run_twice, where)
-
-
-def _run_twice(rank, where):
-    fabric = rank.fabric()
-    net = _Later(where)
-    try:
-        _twice(fabric.setup(net), net)
-    finally:
-        fabric.teardown()
 
 
 _KEPT = []
@@ -223,13 +217,12 @@ def _keep(part, given, result):
     _KEPT.append(result * 2)
 
 
-def _add_places(part, given, result):
-    places = _TABLES.setdefault(result.shape[1], torch.arange(result.shape[1]).sin())
-    return result + places.to(result)
-
-
 @pytest.mark.parametrize("backend", [_ONE, _TWO], ids=["at once", "in pieces"])
 def test_a_table_that_a_hook_keeps_is_none_of_the_calls(backend):
+    def _add_places(part, given, result):
+        places = _TABLES.setdefault(result.shape[1], torch.arange(result.shape[1]).sin())
+        return result + places.to(result)
+
     backend.run(_run_keeping, 3, True, _add_places)
 
 
@@ -319,40 +312,38 @@ def test_numbers_of_a_hollow_tensor_are_refused(function):
 # schedules ----------------------------------------------------------------------------------------
 
 
-class _Lengths(nn.Module):
-    """Between its parts it adds places, as many as there are."""
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
-        self.places = nn.Embedding(9, 4)
-
-    def pipeline(self):
-        return [*self.blocks]
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x) + self.places(torch.arange(x.shape[1]))
-        return x
-
-
-def _step_by_lengths(rank):
-    """The losses of batches of two lengths in turn, by a schedule."""
-    fabric, net = rank.fabric(), _Lengths().double()
-    nn.init.constant_(net.places.weight, 0.5)
-    for block in net.blocks:
-        nn.init.eye_(block.weight)
-    model = fabric.setup(net)
-    batches = [torch.ones(4, length, 4, dtype=torch.float64) for length in (5, 7, 5, 7)]
-    losses = [
-        float(fabric.step(model, one, lambda module, batch: module(batch).square().mean()))
-        for one in batches
-    ]
-    fabric.teardown()
-    return losses
-
-
 def test_a_schedule_goes_back_to_earlier_lengths():
+    class _Lengths(nn.Module):
+        """Between its parts it adds places, as many as there are."""
+
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+            self.places = nn.Embedding(9, 4)
+
+        def pipeline(self):
+            return [*self.blocks]
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x) + self.places(torch.arange(x.shape[1]))
+            return x
+
+    def _step_by_lengths(rank):
+        """The losses of batches of two lengths in turn, by a schedule."""
+        fabric, net = rank.fabric(), _Lengths().double()
+        nn.init.constant_(net.places.weight, 0.5)
+        for block in net.blocks:
+            nn.init.eye_(block.weight)
+        model = fabric.setup(net)
+        batches = [torch.ones(4, length, 4, dtype=torch.float64) for length in (5, 7, 5, 7)]
+        losses = [
+            float(fabric.step(model, one, lambda module, batch: module(batch).square().mean()))
+            for one in batches
+        ]
+        fabric.teardown()
+        return losses
+
     torch.manual_seed(0)
     backend = on(in_process=True, pipeline=2, schedule="1F1B")
     runs = backend.run(_step_by_lengths)

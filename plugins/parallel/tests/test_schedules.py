@@ -325,13 +325,6 @@ def factor_of(number):
         FACTORS[0] = 1.0
 
 
-def times_factor(model):
-    def times(x):
-        return x * FACTORS[0]
-
-    return [part for layer in model.layers for part in (layer, times)]
-
-
 def within_blocks(model, batch):
     EVENTS.append("begun")
     try:
@@ -348,27 +341,6 @@ def within_blocks(model, batch):
 def decorated(model, batch):
     EVENTS.append("begun")
     return loss_of(model, batch)
-
-
-def train_in_blocks(rank, schedule, step):
-    """Two batches: weights, and the events of each."""
-    EVENTS.clear()
-    events = []
-
-    class Splits(Callback):
-        def on_train_batch_end(self, *_):
-            events.append([*EVENTS])
-            EVENTS.clear()
-
-    options = (
-        {}
-        if schedule is None
-        else {"strategy": MeshParallelStrategy(pipeline=2, schedule=schedule)}
-    )
-    seen = Seen()
-    trainer = rank.trainer(max_epochs=1, callbacks=[Splits(), seen], limit_val_batches=0, **options)
-    trainer.fit(Row(step, times_factor), rows(16))
-    return seen.weights, events
 
 
 def errors_of(rank, step, prepare=None):
@@ -388,6 +360,34 @@ def test_a_block_around_the_call_is_refused_on_all_ranks(step):
 
 @pytest.mark.numbers
 def test_blocks_beside_the_call_leave_the_schedule():
+    def times_factor(model):
+        def times(x):
+            return x * FACTORS[0]
+
+        return [part for layer in model.layers for part in (layer, times)]
+
+    def train_in_blocks(rank, schedule, step):
+        """Two batches: weights, and the events of each."""
+        EVENTS.clear()
+        events = []
+
+        class Splits(Callback):
+            def on_train_batch_end(self, *_):
+                events.append([*EVENTS])
+                EVENTS.clear()
+
+        options = (
+            {}
+            if schedule is None
+            else {"strategy": MeshParallelStrategy(pipeline=2, schedule=schedule)}
+        )
+        seen = Seen()
+        trainer = rank.trainer(
+            max_epochs=1, callbacks=[Splits(), seen], limit_val_batches=0, **options
+        )
+        trainer.fit(Row(step, times_factor), rows(16))
+        return seen.weights, events
+
     def beside_blocks(model, batch):
         """Blocks that end before the call, or begin after it, leave the schedule as it is."""
         with factor_of(2.0):
@@ -715,16 +715,15 @@ def test_microbatches_divide_their_batch(name, given, size, expected):
     assert schedule.choose(given, size, num_ranks=4, num_stages=4) == expected
 
 
-@dataclass(frozen=True)
-class Named:
-    """Samples with names, and what they have in common."""
-
-    names: list[str]
-    kind: str
-    x: torch.Tensor
-
-
 def test_batches_of_any_structure_are_cut():
+    @dataclass(frozen=True)
+    class Named:
+        """Samples with names, and what they have in common."""
+
+        names: list[str]
+        kind: str
+        x: torch.Tensor
+
     batch = {
         "x": torch.arange(4),
         "pair": (torch.ones(4), torch.ones(1, 2)),

@@ -94,14 +94,13 @@ def test_ranks_that_share_their_data_have_the_same():
         assert trained == (None, None)
 
 
-def _step(parameter):
-    with torch.no_grad():
-        parameter.add_(parameter.grad, alpha=-0.1)
-    parameter.grad = None
-
-
 @pytest.mark.slow
 def test_hooks_of_parameters_are_refused_by_name_where_they_see_no_whole_gradient():
+    def _step(parameter):
+        with torch.no_grad():
+            parameter.add_(parameter.grad, alpha=-0.1)
+        parameter.grad = None
+
     class _Hooked(Step):
         """A parameter with a hook."""
 

@@ -166,17 +166,6 @@ class _Mlp(nn.Module):
         return x + self.down(hidden), hidden
 
 
-class _Planned(nn.Module):
-    tensor_parallel_plan = {"mlp.up": "colwise", "mlp.down": "rowwise"}
-
-    def __init__(self, between):
-        super().__init__()
-        self.mlp = _Mlp(between)
-
-    def forward(self, x):
-        return self.mlp(x)[0]
-
-
 class _Largest(nn.Module):
     def forward(self, x):
         return x * (x >= x.topk(4, dim=-1).values[..., -1:])
@@ -190,21 +179,6 @@ class _Norm(nn.Module):
 class _NormLater(_Norm):
     def forward(self, x):
         return super().forward(x) if len(x) > 2 else x
-
-
-def _step(rank, make):
-    """The error of two steps, of which the second has more samples."""
-    torch.manual_seed(0)
-    fabric = rank.fabric()
-    model = fabric.setup(_Planned(make()))
-    try:
-        for number in (2, 4):
-            fabric.backward(model(torch.randn(number, WIDTH)).square().mean())
-    except CoreError as error:
-        return str(error)
-    finally:
-        fabric.teardown()
-    return ""
 
 
 _VALUES = r"_Mlp 'mlp' computes other values with the layers that the tensor plan cuts than whole"
@@ -226,6 +200,30 @@ _VALUES = r"_Mlp 'mlp' computes other values with the layers that the tensor pla
     ],
 )
 def test_a_plan_that_cuts_what_needs_whole_values_is_refused(make, expected):
+    class _Planned(nn.Module):
+        tensor_parallel_plan = {"mlp.up": "colwise", "mlp.down": "rowwise"}
+
+        def __init__(self, between):
+            super().__init__()
+            self.mlp = _Mlp(between)
+
+        def forward(self, x):
+            return self.mlp(x)[0]
+
+    def _step(rank, make):
+        """The error of two steps, of which the second has more samples."""
+        torch.manual_seed(0)
+        fabric = rank.fabric()
+        model = fabric.setup(_Planned(make()))
+        try:
+            for number in (2, 4):
+                fabric.backward(model(torch.randn(number, WIDTH)).square().mean())
+        except CoreError as error:
+            return str(error)
+        finally:
+            fabric.teardown()
+        return ""
+
     for said in on(in_process=True, tensor=2).run(_step, make):
         assert re.search(expected, said), said
 

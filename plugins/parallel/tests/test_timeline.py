@@ -14,25 +14,28 @@ from core_parallel import Timeline
 from core_parallel.profiling.recorder import Span
 
 
-def _train(rank, folder, **options):
-    timeline = Timeline(batch=1, dirpath=folder / str(rank.number))
-    trainer = rank.trainer(max_steps=3, callbacks=timeline, limit_val_batches=0, **options)
-    trainer.fit(Net(0.0), loader(24, 8))
-    return (
-        timeline.rows,
-        timeline.duration_s,
-        timeline.describe(),
-        [
-            [name for name in vars(owner) if name in ("_forward", "_backward", "receive", "_loss")]
-            for chain, scheduled in trainer.strategy.pipelines
-            for owner in (chain, chain.line, scheduled)
-            if owner is not None
-        ],
-    )
-
-
 @pytest.mark.parametrize("schedule", [None, "1F1B", "ZBVZeroBubble"])
 def test_every_stage_computes_each_microbatch_once(schedule, tmp_path):
+    def _train(rank, folder, **options):
+        timeline = Timeline(batch=1, dirpath=folder / str(rank.number))
+        trainer = rank.trainer(max_steps=3, callbacks=timeline, limit_val_batches=0, **options)
+        trainer.fit(Net(0.0), loader(24, 8))
+        return (
+            timeline.rows,
+            timeline.duration_s,
+            timeline.describe(),
+            [
+                [
+                    name
+                    for name in vars(owner)
+                    if name in ("_forward", "_backward", "receive", "_loss")
+                ]
+                for chain, scheduled in trainer.strategy.pipelines
+                for owner in (chain, chain.line, scheduled)
+                if owner is not None
+            ],
+        )
+
     backend = on(in_process=True, pipeline=2, schedule=schedule, microbatches=4)
     (rows, duration_s, text, left), *_ = backend.run(_train, tmp_path)
     num_stages = 4 if schedule == "ZBVZeroBubble" else 2

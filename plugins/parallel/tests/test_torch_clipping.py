@@ -12,24 +12,6 @@ from core_parallel.modules import torch_clipping
 from core_testing.training import assert_equal_tensors
 
 
-class Clips(Step):
-    """A step that clips by itself, what a rank has of the parameters or all of them."""
-
-    def __init__(self, net, has_all):
-        super().__init__(net)
-        self.norms, self.has_all = [], has_all
-
-    def configure_gradient_clipping(self, *_, **__):
-        chosen = [one for one in self.parameters() if self.has_all or not one.is_meta]
-        self.norms.append(float(clip_grad_norm_(chosen, 0.3)))
-
-
-def _train(rank, net, has_all=True):
-    module = Clips(net, has_all)
-    weights, _ = train(rank, lambda: module, max_steps=2)
-    return weights, module.norms
-
-
 @pytest.mark.numbers
 @pytest.mark.parametrize(
     ("mesh", "net", "has_all"),
@@ -49,6 +31,22 @@ def _train(rank, net, has_all=True):
     ids=str,
 )
 def test_it_clips_by_the_norm_over_all_ranks(mesh, net, has_all):
+    class Clips(Step):
+        """A step that clips by itself, what a rank has of the parameters or all of them."""
+
+        def __init__(self, net, has_all):
+            super().__init__(net)
+            self.norms, self.has_all = [], has_all
+
+        def configure_gradient_clipping(self, *_, **__):
+            chosen = [one for one in self.parameters() if self.has_all or not one.is_meta]
+            self.norms.append(float(clip_grad_norm_(chosen, 0.3)))
+
+    def _train(rank, net, has_all=True):
+        module = Clips(net, has_all)
+        weights, _ = train(rank, lambda: module, max_steps=2)
+        return weights, module.norms
+
     (weights, norms), *_ = ALONE.run(_train, net)
     found = on(**mesh).run(_train, net, has_all)
     assert_equal_tensors(found[0][0], weights, 1e-12)

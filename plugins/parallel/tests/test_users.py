@@ -56,38 +56,41 @@ class Grouped(Net):
         )
 
 
-class End(Callback):
-    """The weights at the end of fit, after the callbacks before it."""
-
-    def __init__(self):
-        self.weights = {}
-        self.rates = []
-
-    def on_train_epoch_end(self, trainer, module):
-        self.rates += [group["lr"] for group in trainer.optimizers[0].param_groups]
-
-    def on_fit_end(self, trainer, module):
-        state = trainer.strategy.get_module_state_dict(module)
-        self.weights = {name: whole(value, trainer.strategy) for name, value in state.items()}
-
-
-def use(rank):
-    """Weights at the end of fit (an average), learning rates, epochs, and the values of all
-    stages.
-    """
-    warnings.filterwarnings("ignore", "Grouped has the hook on_before_optimizer_step")
-    end, module, batches = End(), Grouped(), loader(24, 8)
-    stops = EarlyStopping("error", mode="max", patience=2)
-    trainer = rank.trainer(max_epochs=8, callbacks=[EMA(0.8), stops, end])
-    trainer.fit(module, batches, batches)
-    values = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    evaluated = [trainer.validate(module, batches), trainer.test(module, batches)]
-    return end.weights, [*end.rates, trainer.current_epoch, trainer.global_step], values, evaluated
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", [None, "1F1B"])
 def test_what_users_have_beside_the_step_is_as_on_one_device(schedule):
+    class End(Callback):
+        """The weights at the end of fit, after the callbacks before it."""
+
+        def __init__(self):
+            self.weights = {}
+            self.rates = []
+
+        def on_train_epoch_end(self, trainer, module):
+            self.rates += [group["lr"] for group in trainer.optimizers[0].param_groups]
+
+        def on_fit_end(self, trainer, module):
+            state = trainer.strategy.get_module_state_dict(module)
+            self.weights = {name: whole(value, trainer.strategy) for name, value in state.items()}
+
+    def use(rank):
+        """Weights at the end of fit (an average), learning rates, epochs, and the values of all
+        stages.
+        """
+        warnings.filterwarnings("ignore", "Grouped has the hook on_before_optimizer_step")
+        end, module, batches = End(), Grouped(), loader(24, 8)
+        stops = EarlyStopping("error", mode="max", patience=2)
+        trainer = rank.trainer(max_epochs=8, callbacks=[EMA(0.8), stops, end])
+        trainer.fit(module, batches, batches)
+        values = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        evaluated = [trainer.validate(module, batches), trainer.test(module, batches)]
+        return (
+            end.weights,
+            [*end.rates, trainer.current_epoch, trainer.global_step],
+            values,
+            evaluated,
+        )
+
     runs = on(in_process=True, pipeline=2, schedule=schedule).run(use)
     weights, numbers, values, evaluated = ALONE.run(use)[0]
     for of_rank in runs:

@@ -4,7 +4,7 @@
 python fork_server.py NUMBER LIFE torch,core:*
 
 NUMBER is that of a socket, and LIFE that of a pipe, which ends with the client; `:*` stands for all
-names of a module, which are imported too. A request
+modules of a package, which are imported too. A request
 is one byte and files: a description of the program in JSON, a pipe that gets the process's id, and
 its exit code when it has ended, and the program's own files, whose numbers the description has.
 
@@ -13,7 +13,7 @@ is imported here, for programs that look at what has been imported.
 
 A program ends as multiprocessing's forks do: its threads have ended, its exit handlers have run,
 what it wrote is out. To take down all that was imported as well would copy its memory, for a
-quarter of a second.
+quarter of a second: the server's own finalizers, such as those of torch's operators, don't run.
 """
 
 import atexit
@@ -23,6 +23,7 @@ import gc
 import importlib.util
 import json
 import os
+import pkgutil
 import random
 import select
 import signal
@@ -32,6 +33,7 @@ import tempfile
 import threading
 import types
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,16 +45,22 @@ _FOR_PROGRAMS = (signal.SIGINT, signal.SIGTERM)
 def import_all(names: str) -> None:
     """Import modules, and freeze what has come of it: forks have less to look through."""
     for name in filter(None, names.split(",")):
-        module_name, _, star = name.partition(":")
-        module = importlib.import_module(module_name)
-        if star:
-            for each in module.__all__:
-                with contextlib.suppress(ImportError):  # core-training, say, isn't installed
-                    getattr(module, each)
+        package = name.removesuffix(":*")
+        if package == name:
+            importlib.import_module(name)
+        elif found := importlib.util.find_spec(package):  # core-training, say, may not be there
+            for each in pkgutil.walk_packages(
+                found.submodule_search_locations or (), f"{package}."
+            ):
+                if not each.name.endswith(".__main__"):  # which `python -m` imports
+                    with contextlib.suppress(ImportError):  # of a library that isn't there
+                        importlib.import_module(each.name)
     # Frozen objects are passed over by later collections, which would otherwise write to pages
     # shared with the forks.
     gc.collect()
     gc.freeze()
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]  # no public list
+        finalizer.atexit = False
 
 
 def next_request(connection: socket.socket, is_spare: bool = False) -> list[int]:
@@ -260,23 +268,15 @@ def end(status: int) -> None:
 
 def _folder_of(program: str) -> str:
     """The first folder in which Python looks for modules."""
-    folders = {"-c": "", "-m": os.getcwd()}
-    return folders[program] if program in folders else os.path.dirname(os.path.realpath(program))
+    return {"-c": "", "-m": os.getcwd()}.get(program, os.path.dirname(os.path.realpath(program)))
 
 
-def _import_sibling(name: str) -> Any:
-    """A module of this folder, without the package that it is in."""
-    found = importlib.util.spec_from_file_location(
-        name, os.path.join(os.path.dirname(__file__), f"{name}.py")
-    )
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
-
-
-spare = _import_sibling("spare")
+# The module beside this one, without the package that both are in.
+_found: Any = importlib.util.spec_from_file_location(
+    "spare", os.path.join(os.path.dirname(__file__), "spare.py")
+)
+spare = importlib.util.module_from_spec(_found)
+_found.loader.exec_module(spare)
 
 if __name__ == "__main__":
     if not sys.flags.safe_path:

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-PRELOAD = "torch,torch._dynamo,core:*"
+PRELOAD = "torch,torch._dynamo,importlib_metadata,core:*,core_training:*"
 """The modules that are imported already: torch, with what every optimizer imports when made, and
-all names of core.
+all of core and core-training, which a run would import piece by piece.
 """
 CORE, TORCHRUN = ((sys.executable, "-m", name) for name in ("core", "torch.distributed.run"))
 PYTEST = (sys.executable, "-P", "-m", "pytest", "-p", "no:randomly")
@@ -72,8 +72,8 @@ class Program:
             merge_errors: put what it writes to stderr where stdout goes.
             new_session: give it a session of its own, which `kill` ends.
             forks_others: fork the interpreters that it starts in their turn, where the system can.
-            preload: names of modules that are imported already, separated by commas; `:*` imports a
-                module's names too.
+            preload: names of modules that are imported already, separated by commas; `:*` stands
+                for all modules of a package, if it is installed.
         """
         self.args = [str(each) for each in args]
         self.returncode: int | None = None

@@ -16,8 +16,6 @@ from core_testing.waiting import slowness
 if TYPE_CHECKING:
     from pathlib import Path
 
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
-
 
 def run_script(
     program: Path, text: str, arguments: list[Any], *, timeout_s: float
@@ -37,7 +35,7 @@ def run_script(
     program.write_text(text)
     return subprocess.run(
         [sys.executable, str(program), json.dumps(arguments)],
-        env=os.environ | _ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        env=_variables(),
         cwd=program.parent,
         capture_output=True,
         text=True,
@@ -70,16 +68,16 @@ def run_forked(
     """
     program.write_text(text)
     command = [sys.executable, program, json.dumps(arguments)]
-    variables = (
-        os.environ | _ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        if env is None
-        else env
-    )
     return run(
         command,
         timeout=timeout_s,
         cwd=program.parent,
-        env=variables,
+        env=_variables() if env is None else env,
         new_session=False,
         preload=preload,
     )
+
+
+def _variables() -> dict[str, str]:
+    """Those of this process, for one thread and for the modules that are importable here."""
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -102,6 +102,13 @@ def test_programs_run_side_by_side_each_with_its_own_variables_output_and_end(tm
 @pytest.mark.skipif(not CAN_ADOPT, reason="the kernel ends programs on Linux only")
 def test_programs_end_with_a_client_that_is_killed():
     """The interpreters that they have started in sessions of their own end too."""
+
+    def is_alive(pid):
+        try:
+            return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+        except FileNotFoundError:
+            return False
+
     rest = [sys.executable, "-c", "import time; time.sleep(600)"]
     start = f"""
 import os, subprocess
@@ -121,13 +128,6 @@ os.kill(os.getpid(), signal.SIGKILL)
     pids = programs.run([sys.executable, "-c", client]).stdout.split()
     assert len(pids) == 2
     wait_until(lambda: not any(map(is_alive, pids)), "end of both processes")
-
-
-def is_alive(pid):
-    try:
-        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.parametrize("forks_others", [True, False])
@@ -181,14 +181,18 @@ def test_a_script_imports_nothing_that_its_server_has_not(tmp_path):
     assert done.stdout == "['core', 'core.registry']\n", done.stderr
 
 
-def test_a_server_passes_over_names_of_what_is_not_installed(tmp_path, monkeypatch):
-    (tmp_path / "halved.py").write_text(
-        '__all__ = ["half"]\ndef __getattr__(name):\n    raise ImportError(name)\n'
-    )
+def test_a_server_imports_the_modules_of_packages_that_are_installed(tmp_path, monkeypatch):
+    package = tmp_path / "halved"
+    package.mkdir()
+    for name in ("__init__", "__main__", "plain"):
+        (package / f"{name}.py").write_text("")
+    (package / "needy.py").write_text("import halved_nowhere")
     monkeypatch.syspath_prepend(tmp_path)
-    text = "import sys; print('halved' in sys.modules)"
-    done = run_forked(tmp_path / "whole.py", text, [], timeout_s=60, preload="halved:*")
-    assert done.stdout == "True\n", done.stderr
+    text = "import sys; print([name for name in sys.modules if name.startswith('halved')])"
+    done = run_forked(
+        tmp_path / "whole.py", text, [], timeout_s=60, preload="halved_nowhere:*,halved:*"
+    )
+    assert done.stdout == "['halved', 'halved.plain']\n", done.stderr
 
 
 def test_what_a_fork_of_a_script_starts_is_the_forks_child(tmp_path):

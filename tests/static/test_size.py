@@ -11,19 +11,19 @@ from support.syntax_nodes import syntax_nodes
 
 ROOT = Path(__file__).parents[2]
 NODES = {
-    "core": 155_269,
+    "core": 155_257,
     "plugins/colossalai": 11_550,
     "plugins/deepspeed": 23_700,
     "plugins/fsdp": 15_330,
     "plugins/lightning": 43_515,
-    "plugins/parallel": 81_618,
-    "plugins/plan": 28_490,
+    "plugins/parallel": 82_674,
+    "plugins/plan": 32_150,
     "plugins/report": 10_850,
     "plugins/resilience": 21_660,
     "plugins/testing": 61_460,
     "plugins/training": 93_000,
     "plugins/transformers": 10_060,
-    "plugins": 497_951,
+    "plugins": 502_647,
 }
 """Of core-base, all plugins, and each plugin that has more than 10,000. What is added takes as much
 out.

@@ -202,10 +202,10 @@ def cut(module: nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh
             parallelize_module(part, mesh, style, src_data_rank=None)
             for key, whole in before.items():
                 if whole is not None:  # layers that share a weight share the part of it
-                    part._parameters[key] = made.setdefault(whole, part._parameters[key])
+                    part._parameters[key] = made.setdefault(whole, part.get_parameter(key))
             if _is_whole_outside(style):
-                for key in hooks:  # the user's see what the layer gives
-                    part._forward_hooks.move_to_end(key)
+                for number in hooks:  # the user's run last, and see what the layer gives
+                    part._forward_hooks[number] = part._forward_hooks.pop(number)
 
 
 def _example(module: nn.Module) -> str:
@@ -384,7 +384,8 @@ def _heads(module: nn.Module, size: int, *, joins_first: bool) -> dict[str, Any]
         if _is_of_words(module.get_submodule(name), word)
     }
     for name in [*found]:
-        if (number := module.get_submodule(name).weight.shape[0]) % size:
+        number = module.get_submodule(name).get_parameter("weight").shape[0]
+        if number % size:
             del found[name]
             if not dist.is_initialized() or dist.get_rank() == 0:
                 _log.info(_LEFT_WHOLE, name, number, size, size)

@@ -203,7 +203,7 @@ _AT_FIRST = {
     ),
     _Local: (
         _once,
-        rf"_Local {_OTHER}\. At the first difference it computes add \(.*test_context\.py:\d+\)\. Positions must be",
+        rf"_Local {_OTHER}\. At the first difference it computes add \(.*\.py:\d+\)\. Positions must be",
     ),
     _Mean: (
         _once,

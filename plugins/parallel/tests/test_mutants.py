@@ -12,10 +12,11 @@ from core.session.divergence import Alike
 from core_parallel import conformance, mesh_strategy
 from core_parallel.communication import averages, collectives
 from core_parallel.context.attention import Caught
-from core_parallel.context.sequence import Context
 from core_parallel.experts import expert_modules
 from core_parallel.mesh.placements import own_part
-from core_parallel.pipeline import backward_pass, scheduled_step
+from core_parallel.modules.followed_calls import FollowedCalls
+from core_parallel.pipeline import backward_pass
+from core_parallel.pipeline.scheduled_step import ScheduledStep
 from core_testing import StrategyConformance
 from core_testing.cases import CASES
 
@@ -45,6 +46,7 @@ class Tensors(StrategyConformance):
 
 
 _cut, _prepare = backward_pass._cut, ColwiseParallel._prepare_input_fn
+_loss_of = ScheduledStep._loss_of
 _norm_of, _average, _norm = averages.norm_of, averages.average, averages.get_total_norm
 
 
@@ -98,6 +100,11 @@ def _enlarged_gradient(part, dim, group):
     return collectives._exchange(part, group, gathered, enlarged, True)
 
 
+def _unweighted(self, run, index, answer):
+    loss, weight = _loss_of(self, run, index, answer), run.weights[-1]
+    return loss * (run.reference / (run.scale * weight)) if weight else loss
+
+
 def _nothing(*_, **__):
     pass
 
@@ -107,7 +114,7 @@ def _norm_of_parts(tensors, *options):
 
 
 _OWN = [
-    (Schedule, "weighted", scheduled_step, "_times", lambda tensor, _: tensor),
+    (Schedule, "weighted", ScheduledStep, "_loss_of", _unweighted),
     (Gather, "sgd_momentum", Caught, "_by_keys", _local_positions),
     (
         Tensors,
@@ -175,7 +182,7 @@ def test_the_kit_sees_a_fault(suite, test, owner, name, fault):
     """
     with (
         mock.patch.object(Alike, "stepped", return_value=None),
-        mock.patch.object(Context, "_due", return_value=False),
+        mock.patch.object(FollowedCalls, "has", return_value=False),
         mock.patch.object(mesh_strategy.MeshStrategy, "_followed", return_value=nullcontext()),
         mock.patch.object(owner, name, fault),
         pytest.raises(AssertionError, match=r"is off by|loss of step"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 import weakref
 from collections import deque
 from functools import partial
@@ -33,6 +34,9 @@ _TABLE = "_core_parallel_table"
 """An attribute of tensors that were made of nothing, such as a table of positions, which may be
 kept for the next call.
 """
+
+_PAUSES_S = (0.001, 0.02, 0.2)
+"""For threads of torch that have let go of a tensor, which counts once they get the interpreter."""
 
 _DEPTH = 5  # such as a dict in a variable of a function's variables
 _COUNTS = Version(torch.__version__) >= Version("2.13")
@@ -82,12 +86,15 @@ class MadeTensors(TorchFunctionMode):
         """
         places: dict[int, int] = {}
         held = _held(self._alive(set(map(id, tree_leaves(results))), places))
-        pattern = (len(self._made), *[places[id(one)] for one in held])
-        if not held or pattern in self._known:
-            return
+        pattern: tuple[int, ...] = ()
+        for pause_s in _PAUSES_S:
+            pattern = (len(self._made), *[places[id(one)] for one in held])
+            if not held or pattern in self._known:
+                return
+            time.sleep(pause_s)
+            held = _held(held)
         seen = {id(leaf) for leaf in tree_leaves(list(map(vars, modules)))}
         held = [one for one in held if id(one) not in seen]
-        held = _held(held)  # again, for another thread may have let go of one between its counts
         if held and (kept := _kept(held)):
             text = (
                 f"{title} keeps a tensor of shape {tuple(kept[0].shape)} elsewhere than in its "

@@ -3,16 +3,16 @@ beside torch alone.
 
     torchrun --nproc-per-node 2 benchmarks/parallel.py [--steps 4] [--rounds 15] [--only 1F1B tensor]
 
-Messages are counted below torch.distributed, as operations of `c10d`, in a step that makes no
-check. The bubble is that of the order in which the stages computed in a real step, with one unit of
+Messages are counted below torch.distributed, as operations of `c10d`, in a step that hashes no
+batch. The bubble is that of the order in which the stages computed in a real step, with one unit of
 time for a forward and two for a backward. CPU is that of both ranks together: contenders take turns
 in going first, a round is so many steps of each, and a ratio is that of two runs of one round;
 beside its median is an interval in which the true one lies in 95 of 100 cases. By hand means
 torch's own API: `torch.distributed.pipelining`, `parallelize_module`, `fully_shard`,
 `DistributedDataParallel`. Both must reach the same loss. All checks are at their default.
 
-Contests begin after 17 steps. The second table has the CPU of a step that isn't followed, and of
-each check: a step is followed always, and batches are hashed in every 100th.
+Contests begin after 17 steps. The second table has the CPU of a step that isn't followed, of
+following it, as is done in each step, and of hashing its batch, as in every 100th.
 """
 
 from __future__ import annotations

@@ -20,9 +20,8 @@ _WORDS = frozenset({bool, str, type(None)})
 class FollowedCalls:
     """All calls of a module are followed, unless the program compiles something: of that no
     operation is seen, so a followed call runs uncompiled. Then they are the first ones of each key,
-    as torch's compiler makes a graph for each: shapes but for the
-    number of samples, arguments that are a bool, a str or None,
-    and whether the module trains.
+    as torch's compiler makes a graph for each: shapes but for the number of samples, arguments that
+    are a bool, a str or None, whether the module trains, and whether gradients are enabled.
 
     Args:
         module: the user's.

@@ -110,7 +110,8 @@ class CutModules(MeshAxes):
             layers.cut(module, styles, self._mesh_of("tensor"))
             blocks = checks.blocks_of(module, styles)
             checks.draw_apart(blocks, styles, self._axis("tensor"))
-            self._blocks[module] = blocks, styles, FollowedCalls(module)
+            calls = FollowedCalls(module, compiles=self.session.compiles)
+            self._blocks[module] = blocks, styles, calls
 
     def _followed(self, own: nn.Module, given: Any) -> AbstractContextManager[None]:
         """All ranks. A context of a step in which what cut layers compute is followed."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import nullcontext
 from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -21,9 +19,7 @@ if TYPE_CHECKING:
 
 def uncompiled() -> AbstractContextManager[Any]:
     """A context in which what is compiled runs as it is."""
-    # Who hasn't imported torch's compiler has compiled nothing.
-    is_imported = "torch._dynamo" in sys.modules
-    return torch.compiler.set_stance("force_eager") if is_imported else nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 def compile_parts(

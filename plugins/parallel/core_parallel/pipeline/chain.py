@@ -24,7 +24,7 @@ from core_parallel.microbatches import pieces
 from core_parallel.microbatches.recorded_logs import RecordedLogs
 from core_parallel.modules import own_state
 from core_parallel.modules.compiled_parts import uncompiled
-from core_parallel.modules.followed_calls import compiles, is_without_values
+from core_parallel.modules.followed_calls import has_compiled, is_without_values
 from core_parallel.pipeline import whole_call
 from core_parallel.pipeline.backward_pass import RunsBackward
 from core_parallel.pipeline.forward_pass import Computed, Pass, leaf_of, replaced, wanting
@@ -73,6 +73,7 @@ class Chain(RunsBackward):
         self._microbatches, self.context = microbatches, context
         self._headers: dict[Any, Any] = {}
         self._looked: dict[tuple[int, bool], set[Any]] = {}
+        self._is_compiled: bool | None = None
         self._compared: set[int] = set()
         self._has_warned = False
         self.num_samples: int | None = None
@@ -229,7 +230,9 @@ class Chain(RunsBackward):
     def look(self, stage: int) -> StageLook | None:
         """A look at a call of a stage: at each, or the first ones of a stage that is compiled."""
         key = stage, torch.is_grad_enabled()
-        if is_without_values(self.layout.user) or (compiles() and key in self._looked):
+        if self._is_compiled is None:
+            self._is_compiled = has_compiled(self.layout.user)
+        if is_without_values(self.layout.user) or (self._is_compiled and key in self._looked):
             return None
         return StageLook(self.layout, stage, self._looked.setdefault(key, set()))
 

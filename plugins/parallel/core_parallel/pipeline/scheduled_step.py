@@ -165,7 +165,7 @@ class ScheduledStep:
                 seeds,
                 self._scale(),
                 Counters(module),
-                is_followed=self._calls.has(batch, key),
+                is_followed=self._calls.has(batch),
             )
             with run.logs.instead_of(module):
                 gradients = self._run(runner, run)

@@ -192,7 +192,7 @@ def test_without_a_terminal_the_table_is_plain_and_rich_stays_out(tmp_path):
     run = f"runpy.run_path({str(PROGRAM)!r}, run_name='__main__'); print('rich' in sys.modules)"
     code = f"import runpy, sys; sys.argv = ['', {str(tmp_path)!r}]; {run}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    out = programs.run([sys.executable, "-c", code], env=environment)
+    out = programs.run([sys.executable, "-c", code], env=environment, preload="torch")
     assert "\x1b" not in out.stdout
     assert "Epoch" not in out.stdout
     lines = [line.split() for line in out.stdout.splitlines()]

@@ -16,14 +16,14 @@ NODES = {
     "plugins/deepspeed": 23_700,
     "plugins/fsdp": 15_330,
     "plugins/lightning": 43_515,
-    "plugins/parallel": 82_752,
+    "plugins/parallel": 83_342,
     "plugins/plan": 32_150,
     "plugins/report": 10_850,
     "plugins/resilience": 21_660,
     "plugins/testing": 61_460,
     "plugins/training": 93_000,
     "plugins/transformers": 10_060,
-    "plugins": 502_725,
+    "plugins": 503_315,
 }
 """Of core-base, all plugins, and each plugin that has more than 10,000. What is added takes as much
 out.
@@ -31,7 +31,7 @@ out.
 DENSE = {
     "core": {"ternaries": 4.5, "walruses": 0.5},
     "plugins/training": {"ternaries": 6.0, "walruses": 0.5},
-    "plugins": {"ternaries": 19.4, "walruses": 4.1},
+    "plugins": {"ternaries": 17.9, "walruses": 3.6},
 }
 """In 10,000 nodes."""
 DATA = {"core": 320, "plugins": 300}

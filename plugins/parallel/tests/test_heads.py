@@ -182,3 +182,45 @@ def test_a_run_goes_on_with_parts_of_words(tmp_path):
         again, _ = backend.run(partial(train, make=make, ckpt_path=path))[0]
         whole, _ = ALONE.run(partial(train, make=make))[0]
         assert_equal_tensors(again, whole, 1e-12)
+
+
+def _loss_and_gradients(rank, make, compute):
+    torch.manual_seed(0)
+    fabric, user = rank.fabric(), make()
+    model = fabric.setup(user)
+    loss = compute(model)
+    fabric.backward(loss)
+    found = {
+        name: getattr(one.grad, "full_tensor", lambda one=one: one.grad)()
+        for name, one in user.named_parameters()
+    }
+    fabric.teardown()
+    return {"loss": loss.detach(), **found}
+
+
+_LATENT = {
+    "head_dim": 4,
+    "num_key_value_heads": 4,
+    "v_head_dim": 8,
+    "q_lora_rank": None,
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "n_routed_experts"), 4),
+    **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace"), 1),
+    "kv_lora_rank": 8,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "compute", "mesh"),
+    [
+        (_make, _inside, {"tensor": 2, "context": 2, "context_attention": "gather"}),
+        (partial(transformers_model, "DeepseekV2", **_LATENT), _in_step, {"tensor": 2}),
+    ],
+    ids=["labels of a part of the sequence", "keys that all heads use"],
+)
+def test_losses_and_gradients_are_those_of_one_device(make, compute, mesh):
+    run = partial(_loss_and_gradients, make=make, compute=compute)
+    (alone,) = ALONE.run(run)
+    for found in on(**mesh).run(run):
+        for name, expected in alone.items():
+            assert torch.allclose(found[name].float(), expected.float(), atol=1e-5), name

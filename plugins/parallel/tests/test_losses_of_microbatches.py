@@ -76,6 +76,8 @@ _RIGHT = {
     "by column": lambda x, y: (x.mean(0) * torch.arange(3.0)).sum(),
     "in place": _in_place,
     "of another module": lambda x, y: _CONVOLUTION(functional.pad(x, (0, 1))[:, None]).mean(),
+    "with a usual factor": lambda x, y: x.mean() + (0.25 if len(x) else 1.0) * x.square().mean(),
+    "with a square": lambda x, y: (x**2).mean() * (math.sqrt(x.shape[0]) > 0),
     "with a term that is left out": lambda x, y: x.mean() + 0.0 * (x @ x.T).logsumexp(1).mean(),
 }
 _REFUSED = {
@@ -125,15 +127,23 @@ _REFUSED = {
         r"means over 12, 12, 12 items, and their weights are 3, 2, 3",
     ),
 }
+_NO_USUAL_NUMBERS = (
+    "by one over that number",
+    "values by one over it",
+    "by one over a size",
+    "by a root of a size",
+    "over a root of a size",
+)
+"""Of 4 samples they are 0.25 and 2, which stand in programs for other reasons."""
 
 
-def _losses_of(compute):
+def _losses_of(compute, size=4):
     """The losses of three microbatches, their weights, and the loss of the batch."""
-    inputs = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
-    labels = torch.tensor([-100, 1, 0, 2, -100, 1, -100, 2, 1, 2, -100, 0])
+    inputs = torch.randn(3 * size, 3, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([-100, 1, 0, 2, -100, 1, -100, 2, 1, 2, -100, 0]).repeat(2)[: 3 * size]
     losses, weights = [], []
-    for piece in zip(inputs.split(4), labels.split(4), strict=True):
-        mode = FollowedMicrobatch(4)
+    for piece in zip(inputs.split(size), labels.split(size), strict=True):
+        mode = FollowedMicrobatch(size)
         mode.begin(piece)
         with mode:
             found = compute(*piece)
@@ -156,7 +166,7 @@ def test_losses_that_are_believed_make_up_that_of_the_batch(name):
 @pytest.mark.parametrize("name", _REFUSED)
 def test_losses_that_do_not_are_refused_with_what_they_are(name):
     compute, expected = _REFUSED[name]
-    losses, weights, _ = _losses_of(compute)
+    losses, weights, _ = _losses_of(compute, size=6 if name in _NO_USUAL_NUMBERS else 4)
     with pytest.raises(ModuleError, match=f"for its 3 microbatches: .*{expected}"):
         refuse_other_losses(losses, weights)
 

@@ -59,6 +59,13 @@ def largest(values: Tensor, group: Any) -> Tensor:
     return found
 
 
+def enter_columns(tensor: Tensor, width: int, group: Any) -> Tensor:
+    """All ranks, with the same tensor. The tensor, of whose last columns each does what is its own;
+    their gradients are added up.
+    """
+    return _exchange(tensor, group, _same, partial(_columns_added_up, width), False)
+
+
 def gather(part: Tensor, dim: int, group: Any) -> Tensor:
     """All ranks. The whole of all parts, with which each does what is its own; gradients are added
     up.
@@ -165,6 +172,11 @@ def _added_up(term: Tensor, group: Any) -> Tensor:
     total = term.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
+
+
+def _columns_added_up(width: int, tensor: Tensor, group: Any) -> Tensor:
+    first, last = tensor.tensor_split([-width], -1)
+    return torch.cat([first, _added_up(last, group)], -1)
 
 
 def _sum_of_parts(dim: int, whole: Tensor, group: Any) -> Tensor:

@@ -5,7 +5,7 @@ the whole.
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -67,7 +67,9 @@ class Caught(TorchFunctionMode):
         self._is_attending = self._is_masked = False
         self.has_losses, self._is_losing = False, False
         self._answers: dict[str, Any] = {"scaled_dot_product_attention": self.attend}
-        self._answers |= {one.__name__: partial(self._lose, one) for one in losses.BY_POSITION}
+        for one in losses.BY_POSITION:
+            # torch hands it on as the function that was called
+            self._answers[one.__name__] = update_wrapper(partial(self._lose, one), one)
         self._is_compiled = False
 
     def leave_out_of_graphs(self) -> None:

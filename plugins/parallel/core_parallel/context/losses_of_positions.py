@@ -12,6 +12,7 @@ from torch import Tensor
 from core_parallel.communication import collectives
 from core_parallel.following import exchanges
 from core_parallel.modules.losses import IGNORED
+from core_parallel.modules.parted_tensor import local_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,7 +42,9 @@ def of_all(loss: Callable[..., Any], given: Mapping[str, Any], group: Any) -> Te
 def _own(loss: Callable[..., Any], given: Mapping[str, Any], group: Any) -> Tensor:
     """The loss of this rank's positions."""
     found: Tensor = loss(**given)
-    exchanges.lost(found, given["input"], given["target"], given.get("reduction", "mean"), group)
+    exchanges.lost(
+        found, local_of(given["input"]), given["target"], given.get("reduction", "mean"), group
+    )
     return found
 
 

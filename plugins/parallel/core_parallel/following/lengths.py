@@ -22,31 +22,48 @@ if TYPE_CHECKING:
 
 
 class Ratio(float):
-    """A number that was computed from a `Length`."""
+    """A number that was computed from a `Length`, along the same axis."""
+
+    axis = ""
 
 
 class Length(int):
-    """A size of a part, or a whole number that was computed from one."""
+    """A size of a part, or a whole number that was computed from one.
+
+    Attributes:
+        axis: along which it is a part.
+    """
+
+    axis = ""
 
     def __int__(self) -> int:
         """A plain number, which is noted."""
         found = int.__int__(self)
-        noted().add(found)
+        self._note(found)
         return found
 
     def __float__(self) -> float:
-        """A plain number, such as one of which a root is taken. That is noted as well."""
+        """A plain number, such as one of which a root is taken. That is noted as well, unless it is
+        a number that may be meant otherwise.
+        """
         found = int.__float__(self)
-        noted().update((found, found**0.5, found**-0.5))
+        self._note(found)
+        if found > 0 and not (found**0.5).is_integer():
+            self._note(found**0.5, found**-0.5)
         return found
 
+    def _note(self, *numbers: float) -> None:
+        noted(self.axis).update(one for one in numbers if not 1 <= one <= _FEW)
 
+
+_FEW = 2
+"""Numbers up to it stand in programs for other reasons."""
 _numbers = threading.local()
 
 
-def noted() -> set[float]:
-    """Plain numbers that were made of sizes of parts, in this thread."""
-    found: set[float] = vars(_numbers).setdefault("found", set())
+def noted(axis: str) -> set[float]:
+    """Plain numbers that were made of sizes of parts along an axis, in this thread."""
+    found: set[float] = vars(_numbers).setdefault(axis, set())
     return found
 
 
@@ -60,14 +77,16 @@ def _kept(name: str) -> Callable[..., Any]:
         found = own(self, *others)
         if found is NotImplemented and isinstance(others[0], float):
             found = getattr(float, name)(int.__float__(self), others[0])
-        return Ratio(found) if isinstance(found, float) else _length(found)
+        return _along_axis(found, self.axis)
 
     return operation
 
 
-def _length(found: Any) -> Any:
-    if isinstance(found, int):
-        return Length(found)
+def _along_axis(found: Any, axis: str) -> Any:
+    """A number that says of which axis it is; anything else as it is."""
+    if isinstance(found, int | float):
+        found = Ratio(found) if isinstance(found, float) else Length(found)
+        found.axis = axis
     return found
 
 
@@ -89,15 +108,17 @@ def of(axis: str, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     mark = mark_of(args[0], axis) if func in READS else None
     if not isinstance(mark, PartAlong):
         return result
-    return _along(mark.dim, func, args, kwargs, result)
+    return _along(mark.dim, func, args, kwargs, result, axis)
 
 
-def _along(part: int, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+def _along(part: int, func: Any, args: Any, kwargs: Any, result: Any, axis: str = "") -> Any:
     if not isinstance(result, int):
-        return torch.Size(Length(one) if dim == part else one for dim, one in enumerate(result))
+        return torch.Size(
+            _along_axis(one, axis) if dim == part else one for dim, one in enumerate(result)
+        )
     if func not in _COUNTS and [*args[1:], *kwargs.values()][0] % args[0].ndim != part:
         return result
-    return Length(result)
+    return _along_axis(result, axis)
 
 
 class SizesOfSamples(TorchFunctionMode):
@@ -135,14 +156,15 @@ def refuse_in_graph(results: Iterable[Any], why: str) -> None:
         refuse_in(node, why)
 
 
-def has_one(args: Iterable[Any]) -> bool:
-    """True if an argument was computed from a size of a part."""
-    known = noted()
+def has_one(args: Iterable[Any], axis: str) -> bool:
+    """True if an argument was computed from a size of a part along an axis."""
+    known = noted(axis)
     return any(
-        type(one) in _NUMBERS or (type(one) in _PLAIN and one != 1 and one in known) for one in args
+        one.axis == axis if type(one) in _NUMBERS else type(one) in _PLAIN and one in known
+        for one in args
     )
 
 
-def takes_one(func: Any, args: Any) -> bool:
+def takes_one(func: Any, args: Any, axis: str) -> bool:
     """True if a function computes with a `Length`, and not of that size."""
-    return getattr(func, "__name__", "").strip("_") in _VALUES and has_one(args)
+    return getattr(func, "__name__", "").strip("_") in _VALUES and has_one(args, axis)

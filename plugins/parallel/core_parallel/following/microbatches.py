@@ -7,6 +7,7 @@ is linear keeps that, and anything else mixes.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,11 @@ class FollowedMicrobatch(Following):
         self._numbers: list[float] = []
         self._inverses: list[float] = []
         self._places: list[Tensor] = []
+        self._sums: list[weakref.ref[Tensor]] = []
+
+    def forget(self) -> None:
+        """The step is over: what it keeps, such as a running average, is a plain value."""
+        put([one for one in (ref() for ref in self._sums) if one is not None], MICROBATCH, None)
 
     def begin(self, given: Any) -> None:
         """Mark the tensors among some values that have the samples as their first dim."""
@@ -109,6 +115,7 @@ class FollowedMicrobatch(Following):
         numbers = self._numbers, self._inverses
         call = _Operation(func, args, kwargs, results, *numbers, self._num_samples)
         if any(isinstance(one, Term | Mean) for one in marks):
+            self._sums += map(weakref.ref, results)
             return _of_sums(call)
         if call.name == "index" and self._picks(*args):
             return PartAlong(0)
@@ -125,9 +132,10 @@ class FollowedMicrobatch(Following):
     def note(self, func: Any, args: Any, result: Any) -> None:
         """Note numbers of samples, by which sums are divided, and the places of samples."""
         mark = mark_of(args[0], MICROBATCH) if args else None
+        inverse = 1 / self._num_samples  # 1.0 / size is a plain number; 0.1 may be any
         reads = func is Tensor.__len__ or func in READS
-        if reads and mark == PartAlong(0) and len(args[0]) > _FEW:
-            self._inverses.append(1 / self._num_samples)  # 1.0 / size is a plain number
+        if reads and mark == PartAlong(0) and round(inverse, 3) != inverse:
+            self._inverses.append(inverse)
         if func is Tensor.__len__ and mark == PartAlong(0):
             self._numbers.append(result)
         elif func is torch.arange:
@@ -136,7 +144,7 @@ class FollowedMicrobatch(Following):
                 put([result], _PLACES, PartAlong(0))
         elif (
             isinstance(mark, Term)
-            and takes_one(func, args)
+            and takes_one(func, args, MICROBATCH)
             and "div" in func.__name__
             and not args[1] % self._num_samples
         ):

@@ -87,7 +87,7 @@ class _Reads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The function's result."""
         kwargs, following = kwargs or {}, self._following
-        is_plain = func not in following.noted and not lengths.has_one(args)
+        is_plain = func not in following.noted and not lengths.has_one(args, following.axis)
         if is_plain or following.depth:
             return func(*args, **kwargs)
         axis = following.axis
@@ -137,8 +137,8 @@ class Following(TorchDispatchMode):
 
     def __enter__(self) -> Self:
         self._is_proven = follows(self._followed)
-        if not _modes():
-            lengths.noted().clear()
+        if not is_followed(self.axis):
+            lengths.noted(self.axis).clear()
         _modes().append(self)
         self._reads.__enter__()  # type: ignore[no-untyped-call]  # torch's
         super().__enter__()  # type: ignore[no-untyped-call]  # torch's
@@ -197,7 +197,7 @@ class Following(TorchDispatchMode):
         """Note what one of torch's functions has done: one that computes with a size of a part
         mixes.
         """
-        if lengths.takes_one(func, args):
+        if lengths.takes_one(func, args, self.axis):
             put([result], self.axis, Mixed(f"{func.__name__} with a size of its part"))
 
     def _in_parts(self, func: OpOverload, args: Any, kwargs: Any) -> Any:

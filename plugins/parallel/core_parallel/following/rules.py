@@ -175,6 +175,12 @@ def _same(call: _Call) -> PartAlong | None:
     return call.first[1]
 
 
+def _but_last(call: _Call) -> PartAlong | None:
+    """How complex numbers lie, of which the last dim has both parts."""
+    tensor, mark = call.first
+    return mark if mark.dim < tensor.ndim - 1 else None
+
+
 def _viewed(call: _Call) -> PartAlong | None:
     """Values keep their order: what lies before the cut dim says where it is.
 
@@ -412,10 +418,11 @@ _RULES: dict[str, _Rule] = {
         _same,
         "alias detach clone contiguous _to_copy lift_fresh zeros_like ones_like empty_like "
         "full_like rand_like randn_like native_dropout bernoulli dropout nan_to_num positive fill "
-        "zero log_sigmoid_forward",
+        "zero log_sigmoid_forward view_as_real",
     ),
     **_named(_by_element, "masked_fill where hardswish rsub _prelu_kernel"),
     **_named(_copied, "copy"),
+    **_named(_but_last, "view_as_complex"),
     **_named(_viewed, "view _unsafe_view reshape _reshape_alias"),
     **_named(_unsqueezed, "unsqueeze"),
     **_named(_squeezed, "squeeze"),

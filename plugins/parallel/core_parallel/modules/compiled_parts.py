@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 def uncompiled() -> AbstractContextManager[Any]:
     """A context in which what is compiled runs as it is."""
-    return torch.compiler.set_stance("force_eager")
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def compile_parts(

@@ -28,7 +28,7 @@ class FollowedCalls:
 
     def __init__(self, module: nn.Module, *, compiles: bool = False) -> None:
         self._module = module
-        self._compiles = compiles or None  # parts are compiled later
+        self._compiles: bool | None = compiles or None  # parts are compiled later
         self._seen: set[Hashable] = set()
 
     def has(self, given: Any) -> bool:

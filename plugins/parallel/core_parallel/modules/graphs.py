@@ -88,10 +88,10 @@ def refuse_kept(named: Iterable[tuple[str, nn.Module]], before: Collection[int] 
 
 def _kept(named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
     for name, module in named:
-        for key, value in vars(module).items():
-            if key not in OF_EVERY_MODULE:
-                for leaf in _with_graphs(value):
-                    yield name, module, key, leaf
+        own = vars(module)
+        for key in own.keys() - OF_EVERY_MODULE:
+            for leaf in _with_graphs(own[key]):
+                yield name, module, key, leaf
         for hook in module._forward_hooks.values():
             for key, value in _bound_in(hook):
                 for leaf in _with_graphs(value):

@@ -35,6 +35,9 @@ _TABLE = "_core_parallel_table"
 kept for the next call.
 """
 
+_MOST = 64
+"""Ways in which a stage's tensors are kept for backward; one that has more isn't looked at."""
+
 _PAUSES_S = (0.001, 0.02, 0.2)
 """For threads of torch that have let go of a tensor, which counts once they get the interpreter."""
 
@@ -86,18 +89,20 @@ class MadeTensors(TorchFunctionMode):
         """
         places: dict[int, int] = {}
         held = _held(self._alive(set(map(id, tree_leaves(results))), places))
-        pattern: tuple[int, ...] = ()
-        for pause_s in _PAUSES_S:
-            pattern = (len(self._made), *[places[id(one)] for one in held])
-            if not held or pattern in self._known:
-                return
-            time.sleep(pause_s)
-            held = _held(held)
+        pattern = (len(self._made), *[places[id(one)] for one in held])
+        if not held or pattern in self._known or len(self._known) >= _MOST:
+            return
         seen = {id(leaf) for leaf in tree_leaves(list(map(vars, modules)))}
         held = [one for one in held if id(one) not in seen]
-        if held and (kept := _kept(held)):
+        held = _kept(held)
+        for pause_s in _PAUSES_S:
+            if held:
+                time.sleep(pause_s)
+                held = _held(held)
+                held = _kept(held)
+        if held:
             text = (
-                f"{title} keeps a tensor of shape {tuple(kept[0].shape)} elsewhere than in its "
+                f"{title} keeps a tensor of shape {tuple(held[0].shape)} elsewhere than in its "
                 "result: in a list, or by a hook. Each rank of a pipeline would have those of its "
                 "own parts, of one microbatch after the other. Return it with the result, through "
                 "the parts behind; or keep numbers."
@@ -128,6 +133,8 @@ def _held(tensors: list[Any]) -> list[Any]:
 
 def _kept(held: list[Tensor]) -> list[Tensor]:
     """Those that something of the user's has, as far as the garbage collector knows who has it."""
+    if not held:
+        return []
     holders = [one for one in gc.get_referrers(*held) if one is not held]
     users = [one for one in holders if not _is_of_graph(one, [holders])]
     of_users = {id(one) for one in gc.get_referents(*users)}

@@ -78,9 +78,10 @@ def _held(part: nn.Module) -> Iterator[tuple[str, Any]]:
     yield from (
         (key, one) for key, one in part.named_buffers(recurse=False) if not absent.is_absent(one)
     )
-    for key, value in vars(part).items():
-        if key not in OF_EVERY_MODULE and (isinstance(value, _KINDS) or _is_plain(value)):
-            yield key, value
+    own = vars(part)
+    for key in own.keys() - OF_EVERY_MODULE:
+        if isinstance(own[key], _KINDS) or _is_plain(own[key]):
+            yield key, own[key]
 
 
 def _is_plain(value: Any) -> bool:

@@ -9,6 +9,7 @@ import torch
 
 from core import ModuleError
 from core_parallel.following.microbatches import refuse_other_losses
+from core_parallel.following.mode import set_aside
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +70,9 @@ def share(
         if described == before:
             message = torch.cat([mark, numbers])
         message = line.share(message, owner)
-        if message[0]:
+        with set_aside():
+            is_known = bool(message[0])
+        if is_known:
             return before, list(message[1:])
     described = line.share_object(described, owner)
     assert described is not None

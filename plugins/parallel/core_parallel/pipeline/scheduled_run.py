@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from core_parallel.following.microbatches import FollowedMicrobatch
     from core_parallel.microbatches.counters import Counters
     from core_parallel.pipeline.draws import Seeds
     from core_parallel.pipeline.stage_module import Arguments
@@ -33,6 +34,7 @@ class ScheduledRun:
         marked: what it has returned as their losses, while it is followed.
         reference: the weight of a batch, as it was guessed at the first microbatch.
         is_followed: what the step computes of microbatches is followed.
+        modes: that follow it.
         first_arguments: of the model for the first microbatch, while it is computed apart.
     """
 
@@ -48,4 +50,5 @@ class ScheduledRun:
     marked: list[Tensor | None] = field(default_factory=list)
     reference: float = 0.0
     is_followed: bool = False
+    modes: list[FollowedMicrobatch] = field(default_factory=list)
     first_arguments: Arguments | None = None

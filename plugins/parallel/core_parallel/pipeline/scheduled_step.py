@@ -25,6 +25,7 @@ from core import ModuleError
 from core.data import size_of
 from core_parallel.communication import averages
 from core_parallel.experts.expert_modules import is_expert
+from core_parallel.following.marks import put_as
 from core_parallel.following.microbatches import FollowedMicrobatch
 from core_parallel.microbatches import batches
 from core_parallel.microbatches.counters import Counters
@@ -310,6 +311,7 @@ class ScheduledStep:
             return
         mode = FollowedMicrobatch(size_of(run.cut[0]) or 0)
         mode.begin(piece)
+        run.modes.append(mode)
         with uncompiled(), mode:
             yield mode
 
@@ -369,7 +371,7 @@ class ScheduledStep:
             if self._chain.peers is not None:
                 run.reference = self._chain.peers.reference(run.reference)
         if run.is_followed:
-            run.marked.append(loss)
+            run.marked.append(None if loss is None else _marked_as(loss))
         if loss is None or not run.weights[-1]:  # the loss of no items may be NaN
             run.losses.append(torch.zeros((), device=leaves[0].device))
             nothing: Tensor = leaves[0].sum() * 0
@@ -391,6 +393,8 @@ class ScheduledStep:
         the loss.
         """
         described, numbers = last_stage.share(self._chain, run, runner.described)
+        for mode in run.modes:
+            mode.forget()
         runner.described = described
         loss, total, factor, *others = numbers
         num_logged = len(described.logged)
@@ -410,3 +414,10 @@ class ScheduledStep:
         if described.kind == "weighted":
             return {"loss": made, "weight": float(total)}
         return {"loss": made}
+
+
+def _marked_as(loss: Tensor) -> Tensor:
+    """A value with the marks of a loss, and without its graph."""
+    found = loss.detach()
+    put_as([found], loss)
+    return found

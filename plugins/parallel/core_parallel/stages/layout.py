@@ -43,6 +43,7 @@ class Layout:
         self._owners = stage_owners(self.num_stages, size, in_v=in_v)
         self.own_stages = [stage for stage, owner in enumerate(self._owners) if owner == position]
         self._outside: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self._around: list[tuple[str, nn.Module]] = []
         self._names = {module: name for name, module in user.named_modules()}
 
     def owner(self, stage: int) -> int:
@@ -80,8 +81,10 @@ class Layout:
 
     def modules_around(self) -> list[tuple[str, nn.Module]]:
         """The modules in no part, by name: the user's own, and others between it and the parts."""
-        inside = {module for _, module in self.named_modules_of(*range(self.num_stages))}
-        return [(name, module) for module, name in self._names.items() if module not in inside]
+        if not self._around:
+            inside = {module for _, module in self.named_modules_of(*range(self.num_stages))}
+            self._around = [(name, one) for one, name in self._names.items() if one not in inside]
+        return self._around
 
     def modules_between(self, names: Iterable[str]) -> list[tuple[str, nn.Module]]:
         """The modules in no part and with no part in them that have one of these names, or such a

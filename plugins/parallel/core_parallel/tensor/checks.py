@@ -53,13 +53,18 @@ def blocks_of(module: nn.Module, styles: Mapping[str, ParallelStyle]) -> dict[st
         owner = name
         while owner and not _is_closed(owner, module.get_submodule(owner), styles):
             owner = owner.rpartition(".")[0]
-        if owner not in ("", name):  # a layer that is whole outside promises nothing
+        is_closed = bool(owner) or _is_closed("", module, styles)
+        if owner != name and is_closed:  # a layer that is whole outside promises nothing
             found[owner] = module.get_submodule(owner)
     return {
         name: one
         for name, one in found.items()
-        if not any(name.startswith(f"{other}.") for other in found)
+        if not any(other != name and _is_within(name, other) for other in found)
     }
+
+
+def _is_within(name: str, owner: str) -> bool:
+    return not owner or name.startswith(f"{owner}.")
 
 
 def draw_apart(
@@ -77,7 +82,7 @@ def draw_apart(
         own = OwnDraws(group.rank())
         block.register_forward_hook(own.end, always_call=True)
         for layer, style in styles.items():
-            if not layer.startswith(f"{name}.") or adapters.is_beside(layer):
+            if not _is_within(layer, name) or adapters.is_beside(layer):
                 continue
             part = block.get_submodule(adapters.around(layer).removeprefix(f"{name}."))
             if (
@@ -176,8 +181,9 @@ def _unsummed_leaf(whole: Tensor) -> Tensor | None:
         if graphs.is_of_leaf(node):
             leaf: Tensor = node.variable
             return leaf
-        # of a DTensor that becomes local
-        if any(isinstance(one, Partial) for one in getattr(node, "grad_placements", None) or ()):
+        placements = getattr(node, "grad_placements", None) or ()  # of a DTensor, made local
+        _, leads = getattr(node, "border", (None, None))  # of an exchange
+        if leads is False or any(isinstance(one, Partial) for one in placements):
             continue
         following = {one for one, _ in node.next_functions if one is not None} - seen
         seen |= following
@@ -207,7 +213,7 @@ def followed(
         inside = {
             layer: style
             for layer, style in styles.items()
-            if layer.startswith(f"{name}.") and type(style) in (ColwiseParallel, RowwiseParallel)
+            if _is_within(layer, name) and type(style) in (ColwiseParallel, RowwiseParallel)
         }
         if any(map(_is_elsewhere, one.parameters())) or any(map(_cuts_sequence, inside.values())):
             continue

@@ -26,11 +26,12 @@ from torch.distributed.tensor.parallel import (
 
 from core import ConfigurationError, ModuleError
 from core_fsdp.forward import refuse_second_derivatives
+from core_parallel.communication import collectives
 from core_parallel.modules import plans
 from core_parallel.modules.absent import AbsentTensor
 from core_parallel.modules.local_parameters import use_local
 from core_parallel.tensor import adapters
-from core_parallel.tensor.shared_experts import SharedExperts, summed_gradient
+from core_parallel.tensor.shared_experts import SharedExperts
 from core_parallel.tensor.vocabulary import ColwiseLogits
 
 if TYPE_CHECKING:
@@ -76,11 +77,10 @@ class LatentKeys(ParallelStyle):
         self._width = width
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def split(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
-            latent, rotary = output.tensor_split([-self._width], -1)
-            return torch.cat([latent, summed_gradient(rotary, device_mesh)], -1)
+        def enter(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+            return collectives.enter_columns(output, self._width, device_mesh.get_group())
 
-        module.register_forward_hook(split)
+        module.register_forward_hook(enter)
         return module
 
 

@@ -12,6 +12,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from core_parallel.communication import collectives
+from core_parallel.following import exchanges
 from core_parallel.modules import expert_pairs
 from core_parallel.modules.expert_pairs import ExpertPairs, Routes
 from core_parallel.modules.own_draws import OwnDraws
@@ -89,7 +90,9 @@ class _Share(ExpertPairs):
 
     def leave(self, sums: Tensor) -> Tensor:
         """All ranks. The sums over all ranks."""
-        return collectives.add_up(sums, self._mesh.get_group())
+        group = self._mesh.get_group()
+        exchanges.declare_terms(sums, group)
+        return collectives.add_up(sums, group)
 
 
 def _as_it_is(rows: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ def _tensors(pair):
     return [torch.as_tensor(one).detach() for one in pair]
 
 
-@pytest.mark.parametrize("tie", [False, True])
+@pytest.mark.parametrize("tie", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_each_rank_has_its_words(tie):
     for found, numbers in on(in_process=True, tensor=2).run(_compare, tie):
         assert numbers == [6, 6]

@@ -127,6 +127,7 @@ def test_each_thing_that_is_wrong_has_a_line(core_prove):
     assert "taken to be 1.0" in lines[2]
 
 
+@pytest.mark.slow
 def test_a_right_program_on_4096_ranks(core_prove):
     strategy = f"parallel:tensor=4,context=8,data=128,{ATTENDS_TO_ALL}"
     status, lines = core_prove(strategy, "--devices=8", "--num-nodes=512")

@@ -123,7 +123,9 @@ def test_ranks_of_a_pipeline_rehearse_together():
     assert found.sent["send all"] == 8 * WIDTH * 4  # what the second stage gets
 
 
-@pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble"])
+@pytest.mark.parametrize(
+    "schedule", ["1F1B", pytest.param("ZBVZeroBubble", marks=pytest.mark.slow)]
+)
 def test_ranks_of_a_schedule_rehearse_together(schedule):
     in_v = schedule == "ZBVZeroBubble"
 

@@ -163,14 +163,11 @@ class _Planning:
 
     def assessments(self, strategies: str | None, limit_bytes: int | None) -> list[Assessment]:
         """One for each strategy, in their order."""
-        from core_plan.contender import parse_contenders
         from core_plan.fits import judge
-        from core_plan.layouts import installed_strategies
 
-        names = [strategies] if strategies else installed_strategies(self._devices, self._num_nodes)
         # First those that the program itself may register: if it doesn't, that is an error.
         waiting = sorted(
-            map(str, parse_contenders(names)),
+            self._contenders(strategies),
             key=lambda each: each.partition(":")[0] in STRATEGY_REGISTRY,
         )
         found: dict[str, Assessment] = {}
@@ -194,17 +191,14 @@ class _Planning:
 
     def proofs(self, strategies: str | None) -> list[ProgramProof]:
         """One for each strategy, in their order."""
-        from core_plan.contender import parse_contenders
-        from core_plan.layouts import installed_strategies
         from core_plan.prover import prove
 
-        names = [strategies] if strategies else installed_strategies(self._devices, self._num_nodes)
         found: list[ProgramProof] = []
-        for contender in parse_contenders(names):
-            click.echo(shown("Rehearsing ", str(contender)), err=True)
+        for contender in self._contenders(strategies):
+            click.echo(shown("Rehearsing ", contender), err=True)
             found += prove(
                 self._program,
-                strategies=[str(contender)],
+                strategies=[contender],
                 devices=self._devices,
                 num_nodes=self._num_nodes,
                 arguments=self._arguments,
@@ -232,6 +226,14 @@ class _Planning:
             ]
             found[plan.strategy] = [*(each for each in fewer if each.failure is None), plan]
         return found
+
+    def _contenders(self, strategies: str | None) -> list[str]:
+        """The strategies that are given, or else those that are installed."""
+        from core_plan.contender import parse_contenders
+        from core_plan.layouts import installed_strategies
+
+        names = [strategies] if strategies else installed_strategies(self._devices, self._num_nodes)
+        return [str(each) for each in parse_contenders(names)]
 
     def _changed(self, change: Change) -> MemoryPlan:
         what = f"{change.contender} with {change.what}"

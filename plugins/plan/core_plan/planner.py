@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from core_plan.contender import Contender, parse_contenders
-from core_plan.stage import MOST_PROCESSES, Stage, available_bytes, import_once, runner
+from core_plan.stage import MOST_PROCESSES, Stage, available_bytes, runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -83,15 +83,13 @@ def plan(
         is_loud: let the program print.
         options: arguments of Trainer that replace the program's, such as `precision`.
     """
-    import_once()
     run = runner(program, list(arguments))
-    given = {name: value for name, value in options.items() if value is not None}
     return [
         MemoryPlan(
             str(each),
             devices,
             num_nodes,
-            **_rehearsed(Stage(run, each, devices, num_nodes, given, is_loud)),
+            **_rehearsed(Stage(run, each, devices, num_nodes, options, is_loud)),
         )
         for each in parse_contenders(strategies)
     ]

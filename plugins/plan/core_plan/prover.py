@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.contract import Remark
 from core_plan.contender import parse_contenders
-from core_plan.stage import MOST_PROCESSES, Stage, import_once, runner
+from core_plan.stage import MOST_PROCESSES, Stage, runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,11 +70,9 @@ def prove(
         is_loud: let the program print.
         options: arguments of Trainer that replace the program's, such as `precision`.
     """
-    import_once()
     run = runner(program, list(arguments))
-    given = {name: value for name, value in options.items() if value is not None}
     return [
-        _proved(Stage(run, each, devices, num_nodes, given, is_loud))
+        _proved(Stage(run, each, devices, num_nodes, options, is_loud))
         for each in parse_contenders(strategies)
     ]
 

@@ -29,7 +29,7 @@ at most so many.
 """
 
 
-def import_once() -> None:
+def _import_once() -> None:
     """Import here what each rehearsal needs, in a fork of this process."""
     import torch._dynamo  # noqa: F401  # by every optimizer
 
@@ -44,7 +44,7 @@ class Stage:
         run: the program.
         contender: the strategy.
         devices, num_nodes: the ranks.
-        options: arguments of Trainer or Fabric.
+        options: arguments of Trainer or Fabric; None isn't given.
         is_loud: let it print.
     """
 
@@ -96,7 +96,8 @@ class Stage:
                 resource.setrlimit(
                     resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1])
                 )
-            place = (self.devices, self.num_nodes, self.options, report, rank, meeting)
+            given = {name: value for name, value in self.options.items() if value is not None}
+            place = (self.devices, self.num_nodes, given, report, rank, meeting)
             options: dict[str, Any] = {"is_real": is_real}
             if meet and len(ranks) < self.devices * self.num_nodes:
                 options["peers"] = ranks
@@ -122,7 +123,8 @@ def available_bytes() -> int:
 
 
 def runner(program: str | Callable[[], nn.Module], arguments: list[str]) -> Callable[[], None]:
-    """A function that runs the program to its end."""
+    """Main process. A function that runs the program to its end, in a fork of this process."""
+    _import_once()
     if callable(program):
         return functools.partial(_fit, program)
     if os.path.isfile(program):

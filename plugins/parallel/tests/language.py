@@ -92,7 +92,9 @@ class Net(nn.Module):
         return [self.start, *self.blocks, self.head]
 
     def forward(self, words, places):
-        x = self.start(words, places)
+        return self.behind_start(self.start(words, places))
+
+    def behind_start(self, x):
         for block in self.blocks:
             x = block(x)
         return self.head(x)

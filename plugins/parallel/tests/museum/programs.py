@@ -47,10 +47,7 @@ class RolledWords(Net):
 
     def forward(self, words, places):
         ahead = self.start(words.roll(-1, 1), places)
-        x = self.start(words, places) + ahead
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
+        return self.behind_start(self.start(words, places) + ahead)
 
 
 class Convolved(Net):
@@ -62,10 +59,8 @@ class Convolved(Net):
 
     def forward(self, words, places):
         x = self.start(words, places)
-        x = x + self.mixing(functional.pad(x.transpose(1, 2), (2, 0))).transpose(1, 2)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
+        mixed = self.mixing(functional.pad(x.transpose(1, 2), (2, 0))).transpose(1, 2)
+        return self.behind_start(x + mixed)
 
 
 class CountsExperts(Net):
@@ -389,10 +384,7 @@ class RunningCounts(Net):
         return self.start(words, places) / self.calls
 
     def forward(self, words, places):
-        x = self.begin(words, places)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
+        return self.behind_start(self.begin(words, places))
 
 
 class BatchNormed(Net):

@@ -16,14 +16,14 @@ NODES = {
     "plugins/deepspeed": 23_700,
     "plugins/fsdp": 15_330,
     "plugins/lightning": 43_515,
-    "plugins/parallel": 83_342,
-    "plugins/plan": 32_150,
+    "plugins/parallel": 83_188,
+    "plugins/plan": 32_117,
     "plugins/report": 10_850,
     "plugins/resilience": 21_660,
     "plugins/testing": 61_460,
     "plugins/training": 93_000,
     "plugins/transformers": 10_060,
-    "plugins": 503_315,
+    "plugins": 503_128,
 }
 """Of core-base, all plugins, and each plugin that has more than 10,000. What is added takes as much
 out.

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-from torch.utils._pytree import tree_leaves
 
 from core.contract import doubt
 from core_parallel.following.marks import mark_of
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-def note(axis: str, given: Any) -> None:
+    from torch import Tensor
+
+
+def note(axis: str, given: Iterable[Tensor]) -> None:
     """Doubt what happens to gradients of tensors that have a mark.
 
     Args:
         axis: of the mesh.
-        given: the arguments of an operation.
+        given: the tensors that an operation is given.
     """
-    for one in tree_leaves(given):
-        if not isinstance(one, Tensor) or mark_of(one, axis) is None:
+    for one in given:
+        if mark_of(one, axis) is None:
             continue
         node: Any = one.grad_fn
         if isinstance(node, BackwardCFunction):

@@ -21,25 +21,25 @@ def cut(whole: Tensor, part: Tensor, dim: int, group: Any) -> None:
 
 def joined(part: Tensor, whole: Tensor, dim: int, group: Any) -> None:
     """Mark what all ranks have of all parts."""
-    _mark(part, whole, group, PartAlong(dim % part.ndim).__eq__, None, "wholes, joined")
+    before = PartAlong(dim % part.ndim)
+    _mark(part, whole, group, lambda mark: mark == before, None, "wholes, joined")
 
 
 def swapped(given: Tensor, found: Tensor, cut_dim: int, joined_dim: int, group: Any) -> None:
     """Mark what was in parts along one dim, and is along another."""
     before, after = PartAlong(joined_dim % given.ndim), PartAlong(cut_dim % found.ndim)
-    _mark(given, found, group, before.__eq__, after, "an exchange of what isn't cut there")
+    cause = "an exchange of what isn't cut there"
+    _mark(given, found, group, lambda mark: mark == before, after, cause)
 
 
 def added_up(term: Tensor, total: Tensor, group: Any) -> None:
     """Mark the sum of what all ranks have."""
-    is_term: Callable[[Any], bool] = lambda mark: getattr(mark, "is_term", False)  # noqa: E731
-    _mark(term, total, group, is_term, None, "a sum over ranks of no terms")
+    _mark(term, total, group, _is_term, None, "a sum over ranks of no terms")
 
 
 def maximum(own: Tensor, largest: Tensor, group: Any) -> None:
     """Mark the largest of what all ranks have."""
-    is_largest: Callable[[Any], bool] = lambda mark: getattr(mark, "operation", "") == "amax"  # noqa: E731
-    _mark(own, largest, group, is_largest, None, "the largest of no parts")
+    _mark(own, largest, group, _is_largest, None, "the largest of no parts")
 
 
 def declare_terms(terms: Tensor, group: Any) -> None:
@@ -72,7 +72,15 @@ def _mark(
 ) -> None:
     for axis in followed_over(group):
         mark = mark_of(given, axis)
-        put([found], axis, result if is_expected(mark) is True else _mixed(mark, cause))
+        put([found], axis, result if is_expected(mark) else _mixed(mark, cause))
+
+
+def _is_term(mark: Any) -> bool:
+    return isinstance(mark, Mixed) and mark.is_term
+
+
+def _is_largest(mark: Any) -> bool:
+    return isinstance(mark, Mixed) and mark.operation == "amax"
 
 
 def _mixed(mark: Mark, cause: str) -> Mixed:

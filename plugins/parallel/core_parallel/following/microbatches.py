@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
@@ -21,12 +20,14 @@ from core.contract import doubt, refuse
 from core_parallel.following.lengths import READS, takes_one
 from core_parallel.following.marks import MICROBATCH, Mixed, PartAlong, mark_of, place_of, put
 from core_parallel.following.mode import Following
-from core_parallel.following.rules import arguments_of, result_of
+from core_parallel.following.rules import result_of
 from core_parallel.following.terms import LINEAR
 from core_parallel.modules.followed_calls import is_fake
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from core_parallel.following.operations import Operation
 
 _LARGEST_TO_ADD = 1e-5  # to a sum by which something is divided
 _TOLERANCE = 1e-5
@@ -75,7 +76,7 @@ class FollowedMicrobatch(Following):
         super().__init__(MICROBATCH, "", followed="microbatches, in the step around the model")
         self._num_samples = num_samples
         self._numbers: list[float] = []
-        self._inverses: list[float] = []
+        self._inverse: float | None = None  # of that number, once the step may have divided by it
         self._places: list[Tensor] = []
         self._sums: list[weakref.ref[Tensor]] = []
 
@@ -105,29 +106,71 @@ class FollowedMicrobatch(Following):
         """True if one has a mark, along whichever axis."""
         return any(hasattr(one, "_core_parallel_marks") for one in given)
 
-    def result_of(self, func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> Any:
+    def result_of(self, call: Operation) -> Any:
         """The mark of an operation's results."""
-        if isinstance(func, HigherOrderOperator) or not results:
-            return super().result_of(func, args, kwargs, results)
-        marks = [mark_of(one, MICROBATCH) for one in tree_leaves((args, kwargs))]
-        if func.namespace in _EXCHANGES:
+        if call.is_higher or not call.results:
+            return super().result_of(call)
+        marks = [mark_of(one, MICROBATCH) for one in call.given]
+        if call.func.namespace in _EXCHANGES:
             return next((one for one in marks if one is not None), None)
-        numbers = self._numbers, self._inverses
-        call = _Operation(func, args, kwargs, results, *numbers, self._num_samples)
         if any(isinstance(one, Term | Mean) for one in marks):
-            self._sums += map(weakref.ref, results)
-            return _of_sums(call)
-        if call.name == "index" and self._picks(*args):
+            self._sums += map(weakref.ref, call.results)
+            return self._of_sums(call)
+        if call.name == "index" and self._picks(*call.args):
             return PartAlong(0)
         if _has_places(call):
             return Mixed("arange")
-        found = super().result_of(func, args, kwargs, results)
+        found = super().result_of(call)
         if call.name in ("mul", "div") and found is not None:
-            if _has_count(call):
+            if self._has_count(call):
                 return Mixed(f"{call.name} by the number")
-            if any(type(one) in (int, float) and not one for one in args):
+            if any(type(one) in (int, float) and not one for one in call.args):
                 return None  # a term that is left out
         return _over_samples(call, marks) or found if isinstance(found, Mixed) else found
+
+    def _has_count(self, call: Operation) -> bool:
+        """True if an operation computes with a plain number that was counted of samples."""
+        is_sum = isinstance(mark_of(call.args[0], MICROBATCH), Term)
+        is_mean_divided = call.name == "div" and not is_sum
+        counted = [one for one in self._numbers if one > _FEW or not is_mean_divided]
+        known = {*counted, self._inverse}
+        return any(type(one) in (int, float) and one in known for one in call.args)
+
+    def _of_sums(self, call: Operation) -> Any:
+        """The mark of what is computed of sums and means over the samples."""
+        given: list[Any] = [*call.args, *call.kwargs.values()]
+        first, others = given[0], given[1:]
+        grows = isinstance(first, Tensor) and call.results[0].numel() > first.numel()
+        if call.name == "expand" and grows and self._num_samples in call.results[0].shape:
+            return Mixed("expand by the number")
+        if LINEAR.fullmatch(call.name):
+            return _added([mark_of(one, MICROBATCH) for one in tree_leaves(first)], call.name)
+        one, other = mark_of(first, MICROBATCH), mark_of(others[0], MICROBATCH) if others else None
+        if call.name == "mean" and isinstance(one, Mean):
+            return one
+        if call.name in ("add", "sub", "rsub"):
+            if isinstance(others[0], int | float) and isinstance(one, Term):
+                return one if abs(others[0]) <= _LARGEST_TO_ADD else Mixed(call.name)
+            return _added([one, other], call.name)
+        if call.name in ("clamp", "clamp_min") and isinstance(one, Term):
+            return one  # by which something is divided: none of no items
+        if call.name == "mul" and (one is None or other is None):
+            return Mixed("mul by the number") if self._has_count(call) else one or other
+        if call.name == "div":
+            return self._divided(call, one, other, others[0])
+        return Mixed(call.name)
+
+    def _divided(self, call: Operation, one: Any, other: Any, divisor: Any) -> Any:
+        if other is None:
+            if not self._has_count(call):
+                return one
+            is_count = isinstance(one, Term) and divisor in self._numbers
+            return Mean((float(divisor),)) if is_count else Mixed("div by the number")
+        if isinstance(one, Term) and isinstance(other, Term):
+            return Mean((divisor,))
+        if isinstance(one, Mean) and isinstance(other, Mean):
+            return Mean((*one.counts, *other.counts, divisor))
+        return Mixed(call.name)
 
     def note(self, func: Any, args: Any, result: Any) -> None:
         """Note numbers of samples, by which sums are divided, and the places of samples."""
@@ -135,7 +178,7 @@ class FollowedMicrobatch(Following):
         inverse = 1 / self._num_samples  # 1.0 / size is a plain number; 0.1 may be any
         reads = func is Tensor.__len__ or func in READS
         if reads and mark == PartAlong(0) and round(inverse, 3) != inverse:
-            self._inverses.append(inverse)
+            self._inverse = inverse
         if func is Tensor.__len__ and mark == PartAlong(0):
             self._numbers.append(result)
         elif func is torch.arange:
@@ -164,54 +207,32 @@ class FollowedMicrobatch(Following):
                 self._numbers.append(float(one))
 
 
-@dataclass(frozen=True)
-class _Operation:
-    func: Any
-    args: Any
-    kwargs: Any
-    results: list[Tensor]
-    numbers: list[float]
-    inverses: list[float]
-    num_samples: int
-
-    @property
-    def name(self) -> str:
-        """The name of the operation, also where it writes into its argument."""
-        found: str = self.func.overloadpacket.__name__
-        return found.removesuffix("_")
-
-
-def _has_places(call: _Operation) -> bool:
+def _has_places(call: Operation) -> bool:
     """True if an operation computes with samples and their places in the microbatch; places by
     themselves are followed.
     """
     places, own = _parts_along(_PLACES, call), _parts_along(MICROBATCH, call)
     if not own and places:
-        found = result_of(_PLACES, call.func, call.args, call.kwargs, call.results)
-        put(call.results, _PLACES, found)
+        put(call.results, _PLACES, result_of(_PLACES, call))
     if torch.Tag.pointwise in call.func.tags:
         behind = {one.ndim - mark.dim for one, mark in places}
         return any(one.ndim - mark.dim in behind for one, mark in own)
-    is_loss = "reduction" in arguments_of(call.func, call.args, call.kwargs)
+    is_loss = "reduction" in call.arguments
     return is_loss and bool(own) and any(mark.dim == 0 for _, mark in places)
 
 
-def _parts_along(axis: str, call: _Operation) -> list[tuple[Tensor, PartAlong]]:
+def _parts_along(axis: str, call: Operation) -> list[tuple[Tensor, PartAlong]]:
     """The tensors that an operation is given that are parts along an axis, with their marks."""
-    marked = [(one, mark_of(one, axis)) for one in tree_leaves((call.args, call.kwargs))]
+    marked = [(one, mark_of(one, axis)) for one in call.given]
     return [(one, mark) for one, mark in marked if isinstance(mark, PartAlong)]
 
 
-def _over_samples(call: _Operation, marks: list[Any]) -> Any:
+def _over_samples(call: Operation, marks: list[Any]) -> Any:
     """The mark of a result that goes over the samples; None if it is neither a sum nor a mean."""
     if not all(one is None or isinstance(one, PartAlong) for one in marks):
         return None
-    given = next(
-        one
-        for one in tree_leaves((call.args, call.kwargs))
-        if isinstance(mark_of(one, MICROBATCH), PartAlong)
-    )
-    arguments = arguments_of(call.func, call.args, call.kwargs)
+    given, _ = _parts_along(MICROBATCH, call)[0]
+    arguments = call.arguments
     if call.name == "masked_select" or _is_mask(arguments.get("indices", [None])[0]):
         return PartAlong(0)
     if call.name in ("sum", "dot", "count_nonzero"):
@@ -237,41 +258,8 @@ def _count_of_labels(arguments: dict[str, Any], total: Tensor) -> Tensor:
     return total
 
 
-def _has_count(call: _Operation) -> bool:
-    """True if an operation computes with a plain number that was counted of samples."""
-    is_mean_divided = call.name == "div" and not isinstance(mark_of(call.args[0], MICROBATCH), Term)
-    counted = [one for one in call.numbers if one > _FEW or not is_mean_divided]
-    known = {*counted, *call.inverses}
-    return any(type(one) in (int, float) and one in known for one in call.args)
-
-
 def _is_mask(index: Any) -> bool:
     return isinstance(index, Tensor) and index.dtype == torch.bool
-
-
-def _of_sums(call: _Operation) -> Any:
-    """The mark of what is computed of sums and means over the samples."""
-    given: list[Any] = [*call.args, *call.kwargs.values()]
-    first, others = given[0], given[1:]
-    grows = call.results[0].numel() > first.numel() if isinstance(first, Tensor) else False
-    if call.name == "expand" and grows and call.num_samples in call.results[0].shape:
-        return Mixed("expand by the number")
-    if LINEAR.fullmatch(call.name):
-        return _added([mark_of(one, MICROBATCH) for one in tree_leaves(first)], call.name)
-    one, other = mark_of(first, MICROBATCH), mark_of(others[0], MICROBATCH) if others else None
-    if call.name == "mean" and isinstance(one, Mean):
-        return one
-    if call.name in ("add", "sub", "rsub"):
-        if isinstance(others[0], int | float) and isinstance(one, Term):
-            return one if abs(others[0]) <= _LARGEST_TO_ADD else Mixed(call.name)
-        return _added([one, other], call.name)
-    if call.name in ("clamp", "clamp_min") and isinstance(one, Term):
-        return one  # by which something is divided: none of no items
-    if call.name == "mul" and (one is None or other is None):
-        return Mixed("mul by the number") if _has_count(call) else one or other
-    if call.name == "div":
-        return _divided(call, one, other, others[0])
-    return Mixed(call.name)
 
 
 def _added(marks: list[Any], name: str) -> Any:
@@ -284,19 +272,6 @@ def _added(marks: list[Any], name: str) -> Any:
         elif one is not None:
             return one if isinstance(one, Mixed) else Mixed(name)
     return Mean(tuple(counts))
-
-
-def _divided(call: _Operation, one: Any, other: Any, divisor: Any) -> Any:
-    if other is None:
-        if not _has_count(call):
-            return one
-        is_count = isinstance(one, Term) and divisor in call.numbers
-        return Mean((float(divisor),)) if is_count else Mixed("div by the number")
-    if isinstance(one, Term) and isinstance(other, Term):
-        return Mean((divisor,))
-    if isinstance(one, Mean) and isinstance(other, Mean):
-        return Mean((*one.counts, *other.counts, divisor))
-    return Mixed(call.name)
 
 
 def refuse_other_losses(losses: list[Any], weights: list[float]) -> None:

@@ -20,6 +20,7 @@ from core import ModuleError
 from core.contract import follows, refuse
 from core_parallel.following import doubts, lengths, rules
 from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, place_of, put
+from core_parallel.following.operations import Operation
 from core_parallel.modules import own_draws
 from core_parallel.modules.given_tensors import tensors_in
 from core_parallel.modules.parted_tensor import local_of
@@ -154,8 +155,9 @@ class Following(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.depth or is_in_backward():
             return func(*args, **kwargs)
+        given = tensors_in((*args, *kwargs.values()))
         if self._is_proven:
-            doubts.note(self.axis, (args, kwargs))
+            doubts.note(self.axis, given)
         kind, infers = _kind_of(func), torch.is_inference_mode_enabled()
         if kind.is_composite and infers:
             return self._in_parts(func, args, kwargs)
@@ -163,9 +165,11 @@ class Following(TorchDispatchMode):
             self.refuse_numbers(args)
         result = func(*args, **kwargs)
         mark: Any = None
-        given = tensors_in((*args, *kwargs.values()))
         if self.has_marked(given):
-            mark = self._put_marks(kind, func, args, kwargs, result)
+            # some return nothing, and have written into their first argument
+            written = args if kind.writes and result is None else [result]
+            call = Operation(func, args, kwargs, given, tensors_in(written))
+            mark = self._put_marks(call, writes=kind.writes)
         if mark is None and kind.draws and self.axis == "tensor" and own_draws.is_open():
             put(tensors_in([result]), self.axis, Mixed(str(func), draws=True))
         if kind.is_view and infers:  # for which torch knows no base then
@@ -178,20 +182,17 @@ class Following(TorchDispatchMode):
         """True if the marks of an operation's results are to be found, by its arguments."""
         return any(mark_of(one, self.axis) is not None for one in given)
 
-    def _put_marks(self, kind: _Kind, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+    def _put_marks(self, call: Operation, *, writes: bool) -> Any:
         """Mark the results of an operation with marked arguments."""
-        # some return nothing, and have written into their first argument
-        written = args if kind.writes and result is None else [result]
-        results = tensors_in(written)
-        mark = self.result_of(func, args, kwargs, results)
-        put(results, self.axis, mark)
-        if mark is not None and kind.writes:
-            self._mark_bases(results, mark)
+        mark = self.result_of(call)
+        put(call.results, self.axis, mark)
+        if mark is not None and writes:
+            self._mark_bases(call.results, mark)
         return mark
 
-    def result_of(self, func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> Any:
+    def result_of(self, call: Operation) -> Any:
         """How the results of an operation lie; see `rules.result_of`."""
-        return rules.result_of(self.axis, func, args, kwargs, results)
+        return rules.result_of(self.axis, call)
 
     def note(self, func: Any, args: Any, result: Any) -> None:
         """Note what one of torch's functions has done: one that computes with a size of a part
@@ -208,7 +209,7 @@ class Following(TorchDispatchMode):
         finally:
             TorchDispatchMode.__exit__(self, None, None, None)
 
-    def _mark_bases(self, written: list[Tensor], mark: Mark) -> None:
+    def _mark_bases(self, written: Sequence[Tensor], mark: Mark) -> None:
         """Mark what tensors are views of, into which an operation has written through them."""
         for one in written:
             base = getattr(one, "_core_parallel_base", one._base)

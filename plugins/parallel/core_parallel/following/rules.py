@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator
 
 from core_parallel.following.marks import MICROBATCH, Mark, Mixed, PartAlong, mark_of
 from core_parallel.following.terms import SUMS, keeps_terms
-from core_parallel.modules.given_tensors import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from core_parallel.following.operations import Operation
 
     _Rule = Callable[["_Call"], PartAlong | None]
 
@@ -62,42 +61,25 @@ class _Call:
         return {one % ndim for one in dims}
 
 
-def result_of(axis: str, func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> Mark:
+def result_of(axis: str, call: Operation) -> Mark:
     """How the results of an operation lie.
 
     Args:
         axis: of the mesh, along which ranks have parts.
-        func: the operation, one of `torch.ops`.
-        args: its arguments.
-        kwargs: its named arguments.
-        results: the tensors that it returned.
+        call: of the operation.
     """
-    tensors = tensors_in((*args, *kwargs.values()))
-    if isinstance(func, HigherOrderOperator):
+    func, tensors, results = call.func, call.given, call.results
+    if call.is_higher:
         if func.__name__ == "flex_attention":
             return of_attention(axis, tensors[:3], results[0])
         return _result_of(axis, func.__name__, None, {}, tensors, results[0])
     name = func.overloadpacket.__name__
     if not results or name in _OF_SHAPES or all(mark_of(one, axis) is None for one in tensors):
         return None
-    rule = _RULES.get(name.removesuffix("_"))
+    rule = _RULES.get(call.name)
     if rule is None and torch.Tag.pointwise in func.tags:
         rule = _by_element
-    return _result_of(axis, name, rule, arguments_of(func, args, kwargs), tensors, results[0])
-
-
-def arguments_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments of an operation by name, with those that it takes by default."""
-    names, given = _parameters_of(func)
-    return {**given, **dict(zip(names, args, strict=False)), **kwargs}
-
-
-@cache
-def _parameters_of(func: Any) -> tuple[list[str], dict[str, Any]]:
-    """The names of an operation's arguments, and what some are by default."""
-    known = func._schema.arguments
-    given = {one.name: one.default_value for one in known if one.has_default_value()}
-    return [one.name for one in known], given
+    return _result_of(axis, name, rule, call.arguments, tensors, results[0])
 
 
 def of_attention(axis: str, given: Sequence[Tensor], result: Tensor) -> Mark:

@@ -4,6 +4,7 @@ one of its experts.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,7 @@ class Routes:
     back: Callable[[Tensor], Tensor]
 
 
-class ExpertPairs:
+class ExpertPairs(ABC):
     """The hooks of one module of experts, to be subclassed by how pairs come to their experts.
 
     Args:
@@ -93,9 +94,9 @@ class ExpertPairs:
         """All ranks. Tokens and weights as this rank computes with them."""
         return tokens, weights
 
+    @abstractmethod
     def routes(self, numbers: Tensor) -> Routes:
         """All ranks. The ways of pairs whose experts have these numbers."""
-        raise NotImplementedError
 
     def leave(self, sums: Tensor) -> Tensor:
         """All ranks. The sums of a token's answers over all ranks, of those that came back here."""

@@ -22,7 +22,6 @@ from core_parallel.mesh.placements import cut_axes
 from core_parallel.modules import graphs
 from core_parallel.modules.absent import is_absent
 from core_parallel.modules.compiled_parts import uncompiled
-from core_parallel.modules.given_tensors import tensors_in
 from core_parallel.modules.own_draws import OwnDraws
 from core_parallel.modules.parted_tensor import PartedTensor
 from core_parallel.tensor import adapters
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
 
     from torch.distributed.tensor.parallel import ParallelStyle
     from torch.utils.hooks import RemovableHandle
+
+    from core_parallel.following.operations import Operation
 
 _AXIS = "tensor"
 _CURE = (
@@ -135,17 +136,17 @@ class _FollowedParts(Following):
         super().__init__(_AXIS, _CURE)
         self._module = module
 
-    def result_of(self, func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> Any:
+    def result_of(self, call: Operation) -> Any:
         """The mark of an operation's results.
 
         Raises:
             ModuleError: it computes with a part and with what is whole and learns, whose gradient
                 would be a term on each rank.
         """
-        mark = super().result_of(func, args, kwargs, results)
-        learns = torch.is_grad_enabled() and bool(results) and results[0].is_floating_point()
-        if learns and isinstance(mark, PartAlong):
-            for one in tensors_in((*args, *kwargs.values())):
+        mark = super().result_of(call)
+        has_gradients = torch.is_grad_enabled() and isinstance(mark, PartAlong)
+        if has_gradients and call.results[0].is_floating_point():
+            for one in call.given:
                 if one.requires_grad and mark_of(one, _AXIS) is None:
                     self._refuse_terms(one)
         return mark
